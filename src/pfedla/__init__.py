@@ -1,0 +1,1 @@
+"""pFedLA: personalized federated learning with layer-wise aggregation."""

@@ -1,0 +1,40 @@
+"""Errors that a user can cause and mend: their text is the whole message, no traceback needed."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["ConfigError", "DataError", "ModelError", "PfedlaError", "RunError", "nearest", "unknown_name"]
+
+
+class PfedlaError(Exception):
+    """Something the user can mend; the message says what and how."""
+
+
+class ConfigError(PfedlaError):
+    """A setting is unknown, of the wrong type or out of range."""
+
+
+class DataError(PfedlaError):
+    """A data file is missing, damaged or foreign, or there are too few samples for a split."""
+
+
+class ModelError(PfedlaError):
+    """A model cannot be federated as it is."""
+
+
+class RunError(PfedlaError):
+    """A run cannot start, go on or be read."""
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """Return a hint naming the valid name closest to `name`, or listing all if none is close."""
+    valid = sorted(valid)
+    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(valid)}"
+
+
+def unknown_name(kind: str, name: str, valid: Iterable[str]) -> ConfigError:
+    """Return the error for a `name` that is not a `kind`."""
+    return ConfigError(f"unknown {kind} {name!r}: {nearest(name, valid)}")
