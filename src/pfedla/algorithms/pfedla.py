@@ -1,0 +1,176 @@
+"""pFedLA and HeurpFedLA: layer-wise personalized aggregation, learned by one hypernetwork per client.
+
+Ma et al., "Layer-wised model aggregation for personalized federated learning", CVPR 2022.
+
+=============  ==============================================================================================
+theta          θ, every client's latest model: `{layer: (N, numbers)}`, running statistics beside them
+theta_bar      θ̄_i, the personalized models of Eq. 6: `{layer: (n, numbers)}`
+delta          Δθ_i, a client's change: trained - received
+body, heads    v_i and ψ_i: embedding and hidden layers by client `(N, ...)`, heads by client and layer `(N L, ...)`
+alpha          α_i, the aggregation weights: `(n, L, N)`, each row sums to 1
+g              G_i[l, j] = <Δθ_i^l, θ_j^l>, `(n, L, N)`: all that Eqs. 10-11 need of the models
+ids            the n clients at hand, of N; L is the number of layers
+=============  ==============================================================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pfedla.algorithm import Algorithm
+from pfedla.errors import ConfigError
+from pfedla.layers import COUNTERS, Layers, LayerSpec, kind_of, layer_of
+from pfedla.optimizer import Optimizer, Rows, Trained
+from pfedla.wire import Payload
+
+__all__ = [
+    "Clients",
+    "HeurPFedLA",
+    "PFedLA",
+    "aggregate",
+    "hypernetwork",
+    "hypernetwork_gradient",
+    "inner_products",
+    "retained",
+]
+
+
+class Clients(NamedTuple):
+    """The server's state: every client's model and hypernetwork."""
+
+    theta: Layers
+    body: Trained
+    heads: Trained
+
+
+def hypernetwork(body: Rows, heads: Rows) -> Tensor:
+    """Eqs. 3-4: α_i = HN_i(v_i; ψ_i), `(n, L, N)`; softmax makes each layer's weights sum to 1."""
+    h = torch.baddbmm(body["bias1"], body["v"], body["weight1"]).relu()  # (n, 1, hidden)
+    h = torch.baddbmm(body["bias2"], h, body["weight2"]).relu()  # (n, 1, hidden)
+    weight, bias = (heads[name].unflatten(0, (len(h), -1)) for name in ("weight", "bias"))
+    return torch.matmul(h.unsqueeze(1), weight).squeeze(2).add(bias).softmax(-1)  # (n, L, N)
+
+
+def aggregate(alpha: Tensor, theta: Layers, names: tuple[str, ...]) -> Layers:
+    """Eqs. 5-6: θ̄_i^l = Σ_j α_i^{l,j} θ_j^l, one matrix product a layer; statistics go along with theirs."""
+    return {key: alpha[:, names.index(layer_of(key))] @ rows for key, rows in theta.items()}  # (n, numbers)
+
+
+def inner_products(delta: Layers, theta: Layers, names: tuple[str, ...]) -> Tensor:
+    """G_i[l, j] = <Δθ_i^l, θ_j^l> of the trained parameters alone: `(n, L, N)`."""
+    return torch.stack([delta[name] @ theta[name].T for name in names], dim=1)
+
+
+def hypernetwork_gradient(body: Rows, heads: Rows, g: Tensor) -> tuple[Rows, Rows]:
+    """Eqs. 10-11: (∇ θ̄_i)^T Δθ_i with respect to v_i and ψ_i, the direction that lowers client i's loss.
+
+    Since θ̄_i is linear in α_i, this is the gradient of Σ α_i * G_i through the small hypernetwork.
+    """
+    body, heads = ({name: x.detach().requires_grad_() for name, x in rows.items()} for rows in (body, heads))
+    with torch.enable_grad():
+        value = (hypernetwork(body, heads) * g).sum()  # clients are independent: one sum serves them all
+    gradient = torch.autograd.grad(value, [*body.values(), *heads.values()])
+    return dict(zip(body, gradient, strict=False)), dict(zip(heads, gradient[len(body) :], strict=True))
+
+
+def retained(alpha: Tensor, ids: Tensor, k: int) -> Tensor:
+    """Eq. 12: the k layers with the largest self-weights α_i^{l,i}, `(n, L)` bool; ties: the earlier layer."""
+    self_weight = alpha[torch.arange(len(ids)), :, ids]  # (n, L)
+    top = self_weight.argsort(dim=1, descending=True, stable=True)[:, :k]  # (n, k)
+    return torch.zeros_like(self_weight, dtype=torch.bool).scatter_(1, top, True)
+
+
+@dataclass(frozen=True)
+class PFedLA(Algorithm[Clients]):
+    """pFedLA: each client's model mixes all clients' layers, with weights learned layer by layer.
+
+    `retain=k` is HeurpFedLA: the k layers with the largest self-weights stay at the client.
+    """
+
+    retain: int = 0
+    hyper_lr: float = 1e-3
+    hyper_optimizer: Literal["adam", "sgd"] = "adam"
+    embedding: int = 100
+    hidden: int = 100
+
+    def __post_init__(self) -> None:
+        """Refuse settings that make no sense."""
+        Optimizer(self.hyper_optimizer, self.hyper_lr)
+        for name in ("embedding", "hidden"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"algorithm.{name} = {getattr(self, name)} must be at least 1")
+
+    def for_model(self, spec: LayerSpec) -> PFedLA:
+        """Check the number of retained layers against the model."""
+        if not 0 <= self.retain <= len(spec.names):
+            raise ConfigError(
+                f"algorithm.retain = {self.retain}: this model has {len(spec.names)} layers "
+                f"({', '.join(spec.names)}), so it must be from 0 to {len(spec.names)}"
+            )
+        return self
+
+    def init(self, theta: Layers, n: int, rng: torch.Generator) -> Clients:
+        """Algorithm 1, line 1: one common model; embeddings and hypernetworks drawn for each client."""
+        layers = sum(not kind_of(key) for key in theta)
+
+        def uniform(*shape: int, fan_in: int) -> Tensor:
+            return torch.empty(shape).uniform_(-(fan_in**-0.5), fan_in**-0.5, generator=rng)
+
+        body = {
+            "v": torch.empty(n, 1, self.embedding).normal_(generator=rng),
+            "weight1": uniform(n, self.embedding, self.hidden, fan_in=self.embedding),
+            "bias1": uniform(n, 1, self.hidden, fan_in=self.embedding),
+            "weight2": uniform(n, self.hidden, self.hidden, fan_in=self.hidden),
+            "bias2": uniform(n, 1, self.hidden, fan_in=self.hidden),
+        }
+        heads = {
+            "weight": uniform(n * layers, self.hidden, n, fan_in=self.hidden),
+            "bias": uniform(n * layers, n, fan_in=self.hidden),
+        }
+        bank = {key: row.repeat(n, 1) for key, row in theta.items() if kind_of(key) != COUNTERS}
+        return Clients(bank, self._optimizer.init(body), self._optimizer.init(heads))
+
+    def download(self, state: Clients, ids: Tensor) -> Payload:
+        """Algorithm 1, line 5, and Algorithm 2, lines 5-7: θ̄_i without the retained layers."""
+        names = tuple(key for key in state.theta if not kind_of(key))
+        alpha = hypernetwork(state.body.rows(ids), state.heads.rows(_head_rows(ids, len(names)).flatten()))
+        return Payload.of(aggregate(alpha, state.theta, names), ~retained(alpha, ids, self.retain), names)
+
+    def update(self, state: Clients, ids: Tensor, upload: Payload) -> Clients:
+        """Algorithm 1, lines 7-8: all from the previous round's θ, as if the clients came in parallel."""
+        theta, body, heads = state
+        got = self.download(state, ids)
+        received = got.fill({key: rows[ids] for key, rows in theta.items()})
+        head_rows = _head_rows(ids, len(got.names))  # (n, L)
+        g = inner_products(upload.layers, theta, got.names) * got.sent.unsqueeze(-1)  # (n, L, N)
+        to_body, to_heads = hypernetwork_gradient(body.rows(ids), heads.rows(head_rows.flatten()), g)
+        sent = got.sent.flatten()  # retained layers take no step
+        self._optimizer.ascend(body, to_body, ids)
+        self._optimizer.ascend(heads, {k: x[sent] for k, x in to_heads.items()}, head_rows[got.sent])
+        for key, rows in theta.items():
+            rows[ids] = received[key] + upload.layers[key]
+        return state
+
+    def inspect(self, state: Clients) -> dict[str, Tensor]:
+        """Return the aggregation weights of all clients: α `(N, L, N)`."""
+        return {"alpha": hypernetwork(state.body.value, state.heads.value)}
+
+    @property
+    def _optimizer(self) -> Optimizer:
+        return Optimizer(self.hyper_optimizer, self.hyper_lr)
+
+
+def _head_rows(ids: Tensor, layers: int) -> Tensor:
+    """Return where the heads of these clients stand: `(n, L)`."""
+    return ids[:, None] * layers + torch.arange(layers)
+
+
+@dataclass(frozen=True)
+class HeurPFedLA(PFedLA):
+    """HeurpFedLA: pFedLA whose k most personal layers stay at the client and need no download."""
+
+    retain: int = 1

@@ -1,0 +1,70 @@
+"""Save and load state: NamedTuples and dictionaries of tensors, as safetensors, written atomically."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from pfedla.errors import RunError
+
+__all__ = ["load_tensors", "restore", "save_tensors", "tensors_of"]
+
+T = TypeVar("T")
+
+
+def tensors_of(value: object, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield every tensor in nested tuples and dictionaries with its address, `"theta/conv1"`."""
+    if isinstance(value, Tensor):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            yield from tensors_of(part, f"{path}/{key}" if path else str(key))
+    elif isinstance(value, tuple):
+        names = getattr(value, "_fields", range(len(value)))
+        for key, part in zip(names, value, strict=True):
+            yield from tensors_of(part, f"{path}/{key}" if path else str(key))
+    else:
+        raise TypeError(f"state may hold tensors, tuples and dictionaries, not {type(value).__name__} (at {path!r})")
+
+
+def restore(like: T, tensors: dict[str, Tensor], path: str = "") -> T:
+    """Return a value shaped as `like` with the tensors of the same addresses, checked for shape and type."""
+    if isinstance(like, Tensor):
+        if path not in tensors:
+            raise RunError(f"the checkpoint does not hold {path!r}: it belongs to another configuration")
+        found = tensors[path]
+        if found.shape != like.shape or found.dtype != like.dtype:
+            raise RunError(
+                f"the checkpoint's {path!r} is {found.dtype} {tuple(found.shape)}, "
+                f"this configuration needs {like.dtype} {tuple(like.shape)}"
+            )
+        return found  # type: ignore[return-value]
+    if isinstance(like, dict):
+        return {k: restore(v, tensors, f"{path}/{k}" if path else str(k)) for k, v in like.items()}  # type: ignore[return-value]
+    assert isinstance(like, tuple)
+    names = getattr(like, "_fields", range(len(like)))
+    parts = [
+        restore(part, tensors, f"{path}/{k}" if path else str(k)) for k, part in zip(names, like, strict=True)
+    ]
+    return type(like)(*parts) if hasattr(like, "_fields") else type(like)(parts)  # type: ignore[return-value]
+
+
+def save_tensors(path: Path, value: object, metadata: dict[str, str] | None = None) -> None:
+    """Write every tensor of `value` to `path`; a reader sees the old file or the new one, never half of it."""
+    part = path.with_name(path.name + ".part")
+    save_file({key: tensor.contiguous() for key, tensor in tensors_of(value)}, part, metadata)
+    os.replace(part, path)
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Read what `save_tensors` wrote."""
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise RunError(f"cannot read {path}: {error}") from error

@@ -1,0 +1,103 @@
+"""The paper's convolutional networks, and a small perceptron.
+
+Table 3 of the paper fixes the network by its megabytes: conv 5x5 (16) - pool - conv 5x5 (32) - pool - 120 - 84 -
+classes, with a batch norm after each convolution for CIFAR and none for EMNIST and FashionMNIST.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pfedla.errors import ConfigError, ModelError, unknown_name
+
+__all__ = ["MODELS", "LeNet", "MLP", "make_model"]
+
+
+class LeNet(nn.Module):
+    """The paper's CNN: 121,278 parameters for CIFAR-10 (with batch norm), 85,822 for ten classes of 28x28."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int, batch_norm: bool) -> None:
+        super().__init__()
+        if len(shape) != 3 or min(shape[1:]) < 16:
+            raise ModelError(f"LeNet takes images (channels, height, width) of at least 16x16, not {tuple(shape)}")
+        channels, height, width = shape
+        self.conv1 = nn.Conv2d(channels, 16, 5)
+        self.bn1 = nn.BatchNorm2d(16) if batch_norm else nn.Identity()
+        self.conv2 = nn.Conv2d(16, 32, 5)
+        self.bn2 = nn.BatchNorm2d(32) if batch_norm else nn.Identity()
+        self.fc1 = nn.Linear(32 * _pooled(height) * _pooled(width), 120)
+        self.fc2 = nn.Linear(120, 84)
+        self.fc3 = nn.Linear(84, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits. ReLU follows the pooling: the same function as before it, on a quarter of the data."""
+        x = functional.max_pool2d(self.bn1(self.conv1(x)), 2).relu()
+        x = functional.max_pool2d(self.bn2(self.conv2(x)), 2).relu()
+        x = self.fc1(x.flatten(1)).relu()
+        out: Tensor = self.fc3(self.fc2(x).relu())
+        return out
+
+
+class MLP(nn.Module):
+    """A perceptron with one hidden layer of 64, for quick trials and data that are not images."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int, hidden: int = 64) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(int(torch.Size(shape).numel()), hidden)
+        self.fc2 = nn.Linear(hidden, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits."""
+        out: Tensor = self.fc2(self.fc1(x.flatten(1)).relu())
+        return out
+
+
+def _pooled(size: int) -> int:
+    """Return the side of a feature map after two rounds of 5x5 convolution and 2x2 pooling."""
+    return ((size - 4) // 2 - 4) // 2
+
+
+Factory = Callable[[tuple[int, ...], int], nn.Module]  # (input shape, classes) -> module
+
+MODELS: dict[str, Factory] = {
+    "lenet": lambda shape, classes: LeNet(shape, classes, batch_norm=False),
+    "lenet-bn": lambda shape, classes: LeNet(shape, classes, batch_norm=True),
+    "mlp": MLP,
+}
+
+
+def make_model(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Build a model by name.
+
+    `name` is one of `MODELS`; `"auto"`, the paper's choice (batch norm for colour images); or
+    `"package.module:factory"`, a callable that takes the input shape and the number of classes.
+    """
+    if name == "auto":
+        name = ("lenet-bn" if shape[0] == 3 else "lenet") if len(shape) == 3 else "mlp"
+    if ":" in name:
+        module = import_object(name, "model.name")(shape, classes)
+        if not isinstance(module, nn.Module):
+            raise ConfigError(f"model.name = {name!r} returned {type(module).__name__}, not a torch.nn.Module")
+        return module
+    if name not in MODELS:
+        raise unknown_name("model", name, [*MODELS, "auto", "package.module:factory"])
+    return MODELS[name](shape, classes)
+
+
+def import_object(path: str, setting: str) -> Callable[..., object]:
+    """Return what `"package.module:name"` names."""
+    module_name, _, attribute = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), attribute)
+    except ImportError as error:
+        raise ConfigError(f"{setting} = {path!r}: cannot import {module_name!r} ({error})") from error
+    except AttributeError:
+        raise ConfigError(f"{setting} = {path!r}: module {module_name!r} has no {attribute!r}") from None
+    if not callable(found):
+        raise ConfigError(f"{setting} = {path!r} cannot be called")
+    return found  # type: ignore[no-any-return]

@@ -1,0 +1,79 @@
+"""The one loop: rounds of download, training and update, and the evaluation between them."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from pfedla.algorithm import Algorithm
+from pfedla.errors import ConfigError
+from pfedla.fleet import Evaluation, Fleet
+from pfedla.ledger import Ledger
+from pfedla.randomness import numpy_stream
+from pfedla.training import Score
+
+__all__ = ["evaluate", "participants", "run_round", "uninterrupted"]
+
+State = TypeVar("State")
+CHUNK = 64  # clients evaluated together: bounds the memory of their downloads
+
+
+def participants(seed: int, t: int, n: int, count: int) -> list[int]:
+    """Return who takes part in round `t`, sorted: the same for every algorithm, known before any training."""
+    if not 1 <= count <= n:
+        raise ConfigError(f"participants = {count} must be from 1 to the number of clients, {n}")
+    chosen = numpy_stream(seed, "participants", t).choice(n, count, replace=False)
+    return sorted(int(client) for client in chosen)
+
+
+def run_round(
+    algorithm: Algorithm[State], state: State, fleet: Fleet, ledger: Ledger, ids: Sequence[int], t: int
+) -> State:
+    """Run round `t` with the clients `ids` and return the next state.
+
+    Ctrl-C before the clients have answered leaves everything as it was; after that it waits for the update.
+    """
+    got = algorithm.download(state, torch.tensor(ids))
+    answered, upload = fleet.train(ids, got, t)
+    with uninterrupted():
+        ledger.record(t, ids, got, answered, upload)
+        if answered:
+            state = algorithm.update(state, torch.tensor(answered), upload)
+        fleet.commit()
+    return state
+
+
+def evaluate(algorithm: Algorithm[Any], state: Any, fleet: Fleet, n: int, t: int) -> Evaluation:
+    """Score all clients' models as the server would send them now; nothing changes."""
+    parts = [
+        fleet.evaluate(ids, algorithm.download(state, torch.tensor(ids)), t)
+        for ids in (range(start, min(start + CHUNK, n)) for start in range(0, n, CHUNK))
+    ]
+
+    def join(scores: list[Score]) -> Score:
+        return Score(np.concatenate([s.accuracy for s in scores]), np.concatenate([s.loss for s in scores]))
+
+    return Evaluation(join([p.personalized for p in parts]), join([p.after_training for p in parts]))
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold Ctrl-C back until the block is done, so that state and its record change together or not at all."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked: list[tuple[int, FrameType | None]] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: asked.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if asked and callable(before):
+            before(*asked[-1])

@@ -1,0 +1,168 @@
+"""Local SGD and evaluation: the only training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pfedla.errors import ConfigError, RunError
+from pfedla.layers import FlatModel, Layers
+from pfedla.randomness import seed_of, stream
+
+__all__ = ["Samples", "Score", "Task", "Training", "score"]
+
+EVALUATION_BATCH = 250
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a client trains: plain SGD, the paper's settings by default."""
+
+    local_epochs: int = 10
+    batch_size: int = 32
+    lr: float = 0.01
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse settings that make no sense."""
+        for name, good in (
+            ("local_epochs", self.local_epochs >= 1),
+            ("batch_size", self.batch_size >= 1),
+            ("lr", self.lr > 0),
+            ("momentum", 0 <= self.momentum < 1),
+            ("weight_decay", self.weight_decay >= 0),
+        ):
+            if not good:
+                raise ConfigError(f"training.{name} = {getattr(self, name)} is out of range")
+
+
+class Samples:
+    """A client's inputs and labels, resident in memory and quick to take batches from.
+
+    Images of type uint8 stay so in memory and are scaled to [-1, 1] batch by batch; other inputs are used
+    as they are. Four-dimensional inputs are kept channels-last.
+    """
+
+    def __init__(self, x: Tensor | np.ndarray, y: Tensor | np.ndarray) -> None:
+        x, y = torch.as_tensor(x), torch.as_tensor(y, dtype=torch.int64)
+        if x.dtype in (torch.float64, torch.float16, torch.bfloat16):
+            x = x.float()
+        self._image = x.dim() == 4
+        self._x = x.permute(0, 2, 3, 1).contiguous() if self._image else x.contiguous()
+        self._y = y.contiguous()
+
+    def __len__(self) -> int:
+        return len(self._y)
+
+    def share(self) -> Samples:
+        """Move to shared memory, so that processes read one copy."""
+        self._x.share_memory_()
+        self._y.share_memory_()
+        return self
+
+    def take(self, index: Tensor | slice, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+        """Return a batch, ready for the model."""
+        x, y = self._x[index].to(device), self._y[index].to(device)
+        if x.dtype == torch.uint8:
+            x = x.to(torch.float32).mul_(2 / 255).sub_(1)
+        return (x.permute(0, 3, 1, 2) if self._image else x), y
+
+
+class Score(NamedTuple):
+    """How good models are on test data, one number a client."""
+
+    accuracy: np.ndarray
+    loss: np.ndarray
+
+
+class Task:
+    """What clients can do with their training data. An algorithm's client half is written against it.
+
+    One row a client: `ids[row]` is the client, `samples[row]` its data. `seed`, the round and the client
+    decide every random number.
+    """
+
+    def __init__(
+        self,
+        model: FlatModel,
+        samples: Sequence[Samples],
+        ids: Sequence[int],
+        training: Training,
+        seed: int,
+        t: int,
+    ) -> None:
+        self.model = model
+        self.samples = samples
+        self.ids = ids
+        self.training = training
+        self.seed = seed
+        self.t = t
+
+    @property
+    def examples(self) -> Tensor:
+        """The number of training examples of each client: `(clients,)`."""
+        return torch.tensor([len(samples) for samples in self.samples], dtype=torch.int64)
+
+    def fit(self, start: Layers) -> Layers:
+        """Train each client's row by local SGD and return the trained rows; `start` is left alone."""
+        rows = [self._fit_row(start, row) for row in range(len(self.ids))]
+        return {key: torch.cat([row[key] for row in rows]) for key in rows[0]} if len(rows) > 1 else rows[0]
+
+    def _fit_row(self, start: Layers, row: int) -> Layers:
+        model, training, client = self.model, self.training, self.ids[row]
+        model.load(start, row)
+        model.module.train()
+        velocity = torch.zeros_like(model.weights) if training.momentum else None
+        with torch.random.fork_rng(devices=[]):  # dropout and the like draw from the global generator
+            torch.manual_seed(seed_of(self.seed, "model", self.t, client))
+            for x, y in self._batches(row):
+                model.gradient.zero_()
+                functional.cross_entropy(model.module(x), y).backward()  # type: ignore[no-untyped-call]
+                step = model.gradient
+                if training.weight_decay:
+                    step.add_(model.weights, alpha=training.weight_decay)
+                if velocity is not None:
+                    step = velocity.mul_(training.momentum).add_(step)
+                model.weights.add_(step, alpha=-training.lr)
+        if not torch.isfinite(model.weights).all():
+            raise RunError(
+                f"training diverged at client {client} in round {self.t}: its parameters are no longer finite "
+                f"numbers. Lower training.lr (now {training.lr:g}) or scale the inputs"
+            )
+        return model.read()
+
+    def _batches(self, row: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield every sample once an epoch, in an order fixed by seed, round and client."""
+        samples, size = self.samples[row], self.training.batch_size
+        generator = stream(self.seed, "batches", self.t, self.ids[row])
+        for _ in range(self.training.local_epochs):
+            batches = list(torch.randperm(len(samples), generator=generator).split(size))
+            if len(batches) > 1 and len(batches[-1]) == 1:  # batch norm cannot train on a single sample
+                batches[-2:] = [torch.cat(batches[-2:])]
+            for index in batches:
+                yield samples.take(index, self.model.weights.device)
+
+
+@torch.inference_mode()
+def score(model: FlatModel, layers: Layers, samples: Sequence[Samples]) -> Score:
+    """Return accuracy and mean loss of each row of `layers` on its client's samples."""
+    accuracy, loss = np.full(len(samples), np.nan), np.full(len(samples), np.nan)
+    for row, test in enumerate(samples):
+        model.load(layers, row)
+        model.module.eval()
+        right = total = 0.0
+        for start in range(0, len(test), EVALUATION_BATCH):
+            x, y = test.take(slice(start, start + EVALUATION_BATCH), model.weights.device)
+            logits = model.module(x)
+            right += float((logits.argmax(1) == y).sum())
+            total += float(functional.cross_entropy(logits, y, reduction="sum"))
+        if len(test):
+            accuracy[row], loss[row] = right / len(test), total / len(test)
+    return Score(accuracy, loss)
