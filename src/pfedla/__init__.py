@@ -1,1 +1,45 @@
-"""pFedLA: personalized federated learning with layer-wise aggregation."""
+"""pFedLA: personalized federated learning with layer-wise aggregation.
+
+::
+
+    import pfedla
+
+    result = pfedla.run(pfedla.PFedLA(retain=1), make_model, clients=[(x, y), ...], rounds=50)
+    result.summary["accuracy_mean"], result.alpha, result.model(3)
+"""
+
+from __future__ import annotations
+
+from pfedla.algorithm import Algorithm
+from pfedla.algorithms import ALGORITHMS, FedAvg, HeurPFedLA, Local, PFedLA
+from pfedla.config import Experiment
+from pfedla.errors import PfedlaError
+from pfedla.experiment import resume, run, run_experiment
+from pfedla.layers import Layers, LayerSpec
+from pfedla.simulation import Progress, Result
+from pfedla.training import Task, Training
+from pfedla.wire import Payload
+
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "Experiment",
+    "FedAvg",
+    "HeurPFedLA",
+    "LayerSpec",
+    "Layers",
+    "Local",
+    "PFedLA",
+    "Payload",
+    "PfedlaError",
+    "Progress",
+    "Result",
+    "Task",
+    "Training",
+    "__version__",
+    "resume",
+    "run",
+    "run_experiment",
+]
+
+__version__ = "0.1.0"

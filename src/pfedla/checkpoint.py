@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -49,17 +48,15 @@ def restore(like: T, tensors: dict[str, Tensor], path: str = "") -> T:
         return {k: restore(v, tensors, f"{path}/{k}" if path else str(k)) for k, v in like.items()}  # type: ignore[return-value]
     assert isinstance(like, tuple)
     names = getattr(like, "_fields", range(len(like)))
-    parts = [
-        restore(part, tensors, f"{path}/{k}" if path else str(k)) for k, part in zip(names, like, strict=True)
-    ]
-    return type(like)(*parts) if hasattr(like, "_fields") else type(like)(parts)  # type: ignore[return-value]
+    parts = [restore(part, tensors, f"{path}/{k}" if path else str(k)) for k, part in zip(names, like, strict=True)]
+    return type(like)(*parts) if hasattr(like, "_fields") else type(like)(parts)
 
 
 def save_tensors(path: Path, value: object, metadata: dict[str, str] | None = None) -> None:
     """Write every tensor of `value` to `path`; a reader sees the old file or the new one, never half of it."""
     part = path.with_name(path.name + ".part")
     save_file({key: tensor.contiguous() for key, tensor in tensors_of(value)}, part, metadata)
-    os.replace(part, path)
+    part.replace(path)
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:

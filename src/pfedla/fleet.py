@@ -221,11 +221,12 @@ class _Worker:
 
     def __init__(self, setting: Setting, data: _Data) -> None:
         method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
-        context = multiprocessing.get_context(method)
+        context: Any = multiprocessing.get_context(method)
+        self.connection: Connection
         self.connection, theirs = context.Pipe()
         self.process: BaseProcess = context.Process(
             target=_serve, args=(theirs, setting, data, os.getpid()), daemon=True, name="pfedla-worker"
-        )  # type: ignore[attr-defined]
+        )
         self.process.start()
         theirs.close()
         self.client = self.t = -1

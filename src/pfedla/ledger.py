@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -60,10 +60,15 @@ class Ledger:
         np.savez_compressed(path, **self.arrays())  # type: ignore[arg-type]
 
     @classmethod
+    def of(cls, arrays: Mapping[str, np.ndarray]) -> Ledger:
+        """Return the ledger that has these arrays."""
+        ledger = cls([str(name) for name in arrays["layers"]])
+        ledger._rounds, ledger._clients = [arrays["round"]], [arrays["client"]]
+        ledger._bytes = {"down": [arrays["down"]], "up": [arrays["up"]]}
+        return ledger
+
+    @classmethod
     def load(cls, path: Path) -> Ledger:
         """Read what `save` wrote."""
         with np.load(path) as file:
-            ledger = cls([str(name) for name in file["layers"]])
-            ledger._rounds, ledger._clients = [file["round"]], [file["client"]]
-            ledger._bytes = {"down": [file["down"]], "up": [file["up"]]}
-        return ledger
+            return cls.of(file)

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from pfedla.errors import ConfigError, ModelError, unknown_name
 
-__all__ = ["MODELS", "LeNet", "MLP", "make_model"]
+__all__ = ["MLP", "MODELS", "LeNet", "make_model"]
 
 
 class LeNet(nn.Module):

@@ -6,8 +6,9 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +20,8 @@ from pfedla.ledger import Ledger
 from pfedla.randomness import numpy_stream
 from pfedla.training import Score
 
-__all__ = ["evaluate", "participants", "run_round", "uninterrupted"]
+__all__ = ["Server", "evaluate", "participants", "run_round", "uninterrupted"]
 
-State = TypeVar("State")
 CHUNK = 64  # clients evaluated together: bounds the memory of their downloads
 
 
@@ -33,21 +33,27 @@ def participants(seed: int, t: int, n: int, count: int) -> list[int]:
     return sorted(int(client) for client in chosen)
 
 
-def run_round(
-    algorithm: Algorithm[State], state: State, fleet: Fleet, ledger: Ledger, ids: Sequence[int], t: int
-) -> State:
-    """Run round `t` with the clients `ids` and return the next state.
+@dataclass
+class Server:
+    """The server between two rounds."""
+
+    state: Any
+    t: int = 0  # rounds completed
+
+
+def run_round(algorithm: Algorithm[Any], server: Server, fleet: Fleet, ledger: Ledger, ids: Sequence[int]) -> None:
+    """Run the next round with the clients `ids`.
 
     Ctrl-C before the clients have answered leaves everything as it was; after that it waits for the update.
     """
-    got = algorithm.download(state, torch.tensor(ids))
+    t = server.t + 1
+    got = algorithm.download(server.state, torch.tensor(ids))
     answered, upload = fleet.train(ids, got, t)
     with uninterrupted():
         ledger.record(t, ids, got, answered, upload)
-        if answered:
-            state = algorithm.update(state, torch.tensor(answered), upload)
+        server.state = algorithm.update(server.state, torch.tensor(answered), upload)
+        server.t = t
         fleet.commit()
-    return state
 
 
 def evaluate(algorithm: Algorithm[Any], state: Any, fleet: Fleet, n: int, t: int) -> Evaluation:

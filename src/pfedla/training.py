@@ -61,6 +61,11 @@ class Samples:
     def __len__(self) -> int:
         return len(self._y)
 
+    @property
+    def labels(self) -> tuple[int, int]:
+        """The smallest and the largest label."""
+        return int(self._y.min()), int(self._y.max())
+
     def share(self) -> Samples:
         """Move to shared memory, so that processes read one copy."""
         self._x.share_memory_()
@@ -124,7 +129,7 @@ class Task:
             torch.manual_seed(seed_of(self.seed, "model", self.t, client))
             for x, y in self._batches(row):
                 model.gradient.zero_()
-                functional.cross_entropy(model.module(x), y).backward()  # type: ignore[no-untyped-call]
+                functional.cross_entropy(model.module(x), y).backward()
                 step = model.gradient
                 if training.weight_decay:
                     step.add_(model.weights, alpha=training.weight_decay)

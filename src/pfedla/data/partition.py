@@ -1,0 +1,204 @@
+"""Which sample of a labelled data set goes to which client.
+
+`partition` asks a split how many samples of each class every client is to hold, checks that against what there
+is, draws the samples and divides them into training and test parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pfedla.data.splits import Column, Ints, Request, Split, apportion
+from pfedla.errors import ConfigError, DataError
+from pfedla.randomness import numpy_stream
+
+__all__ = ["Part", "class_counts", "partition"]
+
+
+class Part(NamedTuple):
+    """One client's share of a data set, as indices into it."""
+
+    train: Ints
+    test: Ints
+
+
+def partition(
+    y: npt.NDArray[np.integer],
+    split: Split,
+    *,
+    clients: int,
+    samples_per_client: int | None,
+    test_samples_per_client: int | None = None,
+    train_fraction: float = 0.7,
+    seed: int,
+    owner: npt.NDArray[np.integer] | None = None,
+) -> list[Part]:
+    """Divide a labelled data set over clients.
+
+    Each client's samples are divided into training and test with the same class distribution. No sample is in
+    two of these parts, of the same or of different clients.
+
+    Parameters
+    ----------
+    y
+        The class of each sample, from 0.
+    split
+        Which classes go where.
+    clients
+        How many clients there are.
+    samples_per_client
+        Training and test samples together. None, with the split `column` only: all that the client owns.
+    test_samples_per_client
+        None: what `train_fraction` leaves. Otherwise the size of every test part: the client's own test
+        samples first, then further samples with the client's class distribution that no client holds. These
+        are nobody's training samples and are distinct within a client, but two clients may be tested on the
+        same ones. The training parts do not depend on this number.
+    train_fraction
+        The share of the client's samples to train on.
+    seed
+        Every choice depends on this number and the other arguments only.
+    owner
+        For the split `column`: the client of each sample. Samples of owners from `clients` on are left out.
+
+    Returns
+    -------
+    list of Part
+        One part per client, own samples in ascending order.
+    """
+    labels = _labels("labels", y)
+    by_owner = isinstance(split, Column)
+    _check_settings(clients, samples_per_client, test_samples_per_client, train_fraction, by_owner)
+    classes = int(labels.max()) + 1
+    pools = np.zeros_like(labels)
+    if by_owner:
+        if owner is None:
+            raise ConfigError("the split 'column' needs a data set that has a client column")
+        pools = _labels("client column", owner)
+        if len(pools) != len(labels):
+            raise DataError(f"the client column has {len(pools)} entries for {len(labels)} labels")
+
+    # All samples in random order, sorted by pool and class: each cell (pool, class) is a run from `start` on.
+    cell = pools * classes + labels
+    order = numpy_stream(seed, "partition", "samples").permutation(len(labels))
+    order = order[np.argsort(cell[order], kind="stable")]
+    bounds = np.searchsorted(cell[order], np.arange((clients if by_owner else 1) * classes + 1))
+    start, supply = bounds[:-1].reshape(-1, classes), np.diff(bounds).reshape(-1, classes)
+
+    if samples_per_client is None:
+        plan, held = supply, supply.sum(axis=1)
+        if held.min() < 2:
+            raise DataError(f"client {held.argmin()} has {held.min()} samples, at least 2 are needed")
+    else:
+        task_supply = supply if by_owner else supply[0]
+        rng = numpy_stream(seed, "partition", "plan")
+        plan = split.plan(Request(task_supply, clients, samples_per_client, rng))
+    pool_of = np.arange(clients) if by_owner else np.zeros(clients, np.int64)
+    used = plan if by_owner else plan.sum(axis=0, keepdims=True)
+    _check_supply(used, supply, split)
+
+    train, own = _stratify(plan, train_fraction, seed)
+    extra = _further_tests(plan, own, (supply - used)[pool_of], test_samples_per_client, seed)
+    next_free = start.copy()
+    parts = []
+    for client, pool in enumerate(pool_of):
+        rng = numpy_stream(seed, "partition", "test", client)
+        first, rest = next_free[pool].copy(), start[pool] + used[pool]
+        next_free[pool] += plan[client]
+        tested = own[client]
+        if test_samples_per_client is not None and test_samples_per_client < tested.sum():
+            tested = apportion(tested, test_samples_per_client, rng.permutation(classes))
+        further = [
+            rest[c] + rng.choice(supply[pool, c] - used[pool, c], extra[client, c], replace=False)
+            for c in np.flatnonzero(extra[client])
+        ]
+        test = np.sort(order[_runs(first + train[client], tested)])
+        parts.append(
+            Part(
+                train=np.sort(order[_runs(first, train[client])]),
+                test=np.concatenate([test, *(np.sort(order[chosen]) for chosen in further)]),
+            )
+        )
+    return parts
+
+
+def class_counts(y: npt.NDArray[np.integer], parts: Sequence[Part]) -> Ints:
+    """Return the (training, test) samples of each class of each client, of shape (clients, classes, 2)."""
+    classes = int(y.max()) + 1
+    return np.stack(
+        [np.stack([np.bincount(y[chosen], minlength=classes) for chosen in part], axis=-1) for part in parts]
+    )
+
+
+def _stratify(plan: Ints, train_fraction: float, seed: int) -> tuple[Ints, Ints]:
+    """Return the training and the test samples of each class of each client."""
+    train = np.zeros_like(plan)
+    for client, row in enumerate(plan):
+        total = int(row.sum())
+        trained = round(train_fraction * total)
+        if not 0 < trained < total:
+            raise ConfigError(
+                f"data.train_fraction {train_fraction:g} puts {trained} of client {client}'s {total} samples "
+                "into training: it must leave at least one for training and one for the test"
+            )
+        order = numpy_stream(seed, "partition", "train", client).permutation(len(row))
+        train[client] = apportion(row, trained, order)
+    return train, plan - train
+
+
+def _further_tests(plan: Ints, own: Ints, unused: Ints, wanted: int | None, seed: int) -> Ints:
+    """Return how many further test samples of each class each client gets."""
+    extra = np.zeros_like(plan)
+    for client, row in enumerate(plan):
+        missing = 0 if wanted is None else wanted - int(own[client].sum())
+        order = numpy_stream(seed, "partition", "further", client).permutation(len(row))
+        extra[client] = apportion(row, missing, order)
+    worst, c = np.unravel_index(np.argmax(extra - unused), plan.shape)
+    if extra[worst, c] > unused[worst, c]:
+        raise DataError(
+            f"client {worst} needs {extra[worst, c]} further test samples of class {c}, "
+            f"{unused[worst, c]} are unused: lower --test-samples-per-client, "
+            "--samples-per-client or --clients"
+        )
+    return extra
+
+
+def _runs(first: Ints, lengths: Ints) -> Ints:
+    """Return the numbers from each `first` on, as many as `lengths` says, in one array."""
+    return np.concatenate([np.arange(a, a + n) for a, n in zip(first, lengths, strict=True)])
+
+
+def _labels(what: str, values: npt.NDArray[np.integer]) -> Ints:
+    """Return `values` as one whole number from 0 per sample, or refuse."""
+    if values.ndim != 1 or values.dtype.kind not in "iu" or not len(values) or values.min() < 0:
+        raise DataError(f"the {what} must be one whole number from 0 per sample, in one dimension")
+    return values.astype(np.int64)
+
+
+def _check_settings(
+    clients: int, samples: int | None, test_samples: int | None, train_fraction: float, by_owner: bool
+) -> None:
+    if clients < 1:
+        raise ConfigError(f"--clients must be at least 1, not {clients}")
+    if samples is None and not by_owner:
+        raise ConfigError("--samples-per-client must be given unless the split is 'column'")
+    if samples is not None and samples < 2:
+        raise ConfigError(f"--samples-per-client must be at least 2, not {samples}")
+    if test_samples is not None and test_samples < 1:
+        raise ConfigError(f"--test-samples-per-client must be at least 1, not {test_samples}")
+    if not 0 < train_fraction < 1:
+        raise ConfigError(f"data.train_fraction must be between 0 and 1, not {train_fraction}")
+
+
+def _check_supply(demand: Ints, supply: Ints, split: Split) -> None:
+    """Refuse a plan that needs more of a class than there is, naming the worst class."""
+    pool, c = np.unravel_index(np.argmax(demand - supply), supply.shape)
+    if demand[pool, c] > supply[pool, c]:
+        remedy = split.remedy if demand.sum() <= supply.sum() else ""
+        raise DataError(
+            f"the clients need {demand[pool, c]} samples of class {c}, the data set has {supply[pool, c]}: "
+            f"lower --samples-per-client or --clients{remedy}"
+        )

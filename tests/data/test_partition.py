@@ -1,0 +1,389 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from pfedla.data.partition import Part, class_counts, partition
+from pfedla.data.splits import IID, SPLITS, Classes, Column, Dirichlet, Groups, NonIID1, NonIID2, Split
+from pfedla.errors import ConfigError, DataError, PfedlaError
+
+TEN = np.repeat(np.arange(10), 300)
+modest = settings(deadline=None, max_examples=60)
+
+
+def shuffled(counts: list[int], seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
+
+
+@st.composite
+def federations(draw: st.DrawFn, demanding: bool = False) -> tuple[np.ndarray, Split, dict[str, Any]]:
+    """Return labels, a split of any kind and the other arguments; enough samples unless `demanding`."""
+    classes = draw(st.integers(2, 9))
+    clients = draw(st.integers(1, 8))
+    samples = draw(st.integers(30, 45))
+    fewest = 0 if demanding else clients * samples
+    sizes = draw(st.lists(st.integers(fewest, fewest + 60), min_size=classes, max_size=classes))
+    assume(sum(sizes) >= 8 * 45 if not demanding else any(sizes))
+    y = shuffled(sizes, draw(st.integers(0, 99)))
+    few = draw(st.integers(1, min(classes, max(1, sum(n > 0 for n in sizes)))))
+    lists = tuple(tuple((i + j) % classes for j in range(few)) for i in range(clients))
+    split = draw(
+        st.sampled_from(
+            [
+                NonIID1(few),
+                NonIID2(few, dominance=draw(st.sampled_from([1.0, 1.5, 2.7, 3.0]))),
+                Groups(draw(st.integers(1, clients)), few),
+                Dirichlet(draw(st.sampled_from([0.001, 0.3, 50.0]))),
+                IID(),
+                Classes(lists),
+                Column(),
+            ]
+        )
+    )
+    arguments = {
+        "clients": clients,
+        "samples_per_client": samples,
+        "train_fraction": draw(st.sampled_from([0.1, 0.5, 0.7, 0.85])),
+        "seed": draw(st.integers(0, 2**40)),
+        "owner": np.arange(len(y)) % clients,
+    }
+    return y, split, arguments
+
+
+def parts_or_message(y: np.ndarray, split: Split, **arguments: Any) -> list[Part] | str:
+    try:
+        return partition(y, split, **arguments)
+    except PfedlaError as error:
+        return str(error)
+
+
+def all_of(parts: list[Part]) -> np.ndarray:
+    return np.concatenate([np.concatenate(part) for part in parts])
+
+
+@modest
+@given(federations())
+def test_parts_are_disjoint_exact_and_stratified(
+    federation: tuple[np.ndarray, Split, dict[str, Any]],
+) -> None:
+    y, split, arguments = federation
+    parts = partition(y, split, **arguments)
+    samples, fraction = arguments["samples_per_client"], arguments["train_fraction"]
+    trained = round(fraction * samples)
+    assert len(parts) == arguments["clients"]
+    assert all(chosen.dtype == np.int64 for part in parts for chosen in part)
+    assert [(len(part.train), len(part.test)) for part in parts] == [(trained, samples - trained)] * len(parts)
+    used = all_of(parts)
+    assert len(np.unique(used)) == len(used)
+    counts = class_counts(y, parts)
+    ideal = counts.sum(axis=2) * trained / samples
+    assert (np.abs(counts[..., 0] - ideal) < 1).all()
+
+
+@modest
+@given(federations(demanding=True))
+def test_scarce_classes_end_in_a_sound_partition_or_a_clear_error(
+    federation: tuple[np.ndarray, Split, dict[str, Any]],
+) -> None:
+    y, split, arguments = federation
+    enough = len(y) >= arguments["clients"] * arguments["samples_per_client"]
+    parts = parts_or_message(y, split, **arguments)
+    if isinstance(parts, str):
+        assert "--" in parts
+        assert not (enough and isinstance(split, Dirichlet | IID))
+    else:
+        assert enough
+        used = all_of(parts)
+        assert len(np.unique(used)) == len(used) == arguments["clients"] * arguments["samples_per_client"]
+
+
+@modest
+@given(federations(), st.integers(1, 70))
+def test_further_test_samples_leave_training_alone(
+    federation: tuple[np.ndarray, Split, dict[str, Any]], wanted: int
+) -> None:
+    y, split, arguments = federation
+    y = np.concatenate([y, y, y])  # three times the samples, so that some are unused
+    arguments["owner"] = np.arange(len(y)) % arguments["clients"]
+    plain = partition(y, split, **arguments)
+    parts = partition(y, split, **arguments, test_samples_per_client=wanted)
+    training = np.concatenate([part.train for part in parts])
+    held = class_counts(y, plain).sum(axis=2) > 0
+    for client, (before, after) in enumerate(zip(plain, parts, strict=True)):
+        np.testing.assert_array_equal(before.train, after.train)
+        assert len(np.unique(after.test)) == len(after.test) == wanted
+        own = len(before.test)
+        assert set(after.test[:own].tolist()) <= set(before.test.tolist())
+        assert not np.isin(after.test, training).any()
+        assert not np.isin(after.test[own:], all_of(plain)).any()
+        assert held[client, y[after.test]].all()
+
+
+@modest
+@given(federations())
+def test_same_arguments_same_parts_and_another_seed_others(
+    federation: tuple[np.ndarray, Split, dict[str, Any]],
+) -> None:
+    y, split, arguments = federation
+    first, again = partition(y, split, **arguments), partition(y, split, **arguments)
+    other = partition(y, split, **{**arguments, "seed": arguments["seed"] + 1})
+    assert all_of(first).tolist() == all_of(again).tolist()
+    assert all_of(first).tolist() != all_of(other).tolist()
+
+
+def test_parts_do_not_depend_on_hash_randomisation() -> None:
+    script = (
+        "import sys; import numpy as np; from pfedla.data.partition import *; from pfedla.data.splits import *\n"
+        "y, sizes = np.repeat(np.arange(10), 300), dict(samples_per_client=30, test_samples_per_client=12)\n"
+        "for split in (NonIID1(), NonIID2(), Groups(), Dirichlet(), IID()):\n"
+        "    for part in partition(y, split, clients=5, seed=3, **sizes):\n"
+        "        sys.stdout.write(repr((part.train.tolist(), part.test.tolist())))"
+    )
+    command, env = [sys.executable, "-c", script], {**os.environ, "PYTHONHASHSEED": "12345"}
+    elsewhere = subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
+    here = [
+        (part.train.tolist(), part.test.tolist())
+        for split in (NonIID1(), NonIID2(), Groups(), Dirichlet(), IID())
+        for part in partition(TEN, split, clients=5, seed=3, samples_per_client=30, test_samples_per_client=12)
+    ]
+    assert elsewhere == "".join(map(repr, here))
+
+
+@modest
+@given(st.integers(1, 12), st.integers(2, 12), st.data())
+def test_every_class_is_used_equally_often_to_within_one(clients: int, classes: int, data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, classes))
+    y = np.repeat(np.arange(classes), clients * 60)
+    arguments: dict[str, Any] = {
+        "clients": clients,
+        "samples_per_client": 60,
+        "seed": data.draw(st.integers(0, 9)),
+    }
+    held = class_counts(y, partition(y, NonIID1(k), **arguments)).sum(axis=2)
+    assert ((held > 0).sum(axis=1) == k).all()
+    assert held.max() - held[held > 0].min() <= 1
+    favoured = class_counts(y, partition(y, NonIID2(k, 3.0), **arguments)).sum(axis=2)
+    dominant = favoured >= 60 * 2 / (classes + 2 * k)  # above the middle between an ordinary and a dominant class
+    for chosen in (held > 0, dominant):
+        assert (chosen.sum(axis=1) == k).all()
+        assert np.ptp(chosen.sum(axis=0)) <= 1
+
+
+@modest
+@given(
+    st.lists(st.integers(0, 60), min_size=4, max_size=8),
+    st.integers(1, 6),
+    st.integers(1, 4),
+    st.integers(0, 99),
+)
+def test_no_class_is_exhausted_needlessly(sizes: list[int], clients: int, k: int, seed: int) -> None:
+    each = 5
+    assume(sum(min(clients, size // each) for size in sizes) >= clients * k)  # else no assignment exists
+    assume(k * each >= 2)
+    y = shuffled(sizes, seed)
+    parts = partition(y, NonIID1(k), clients=clients, samples_per_client=k * each, seed=seed)
+    counts = class_counts(y, parts).sum(axis=2)
+    assert set(np.unique(counts)) <= {0, each}
+    uses = (counts > 0).sum(axis=0)
+    room = np.minimum(np.bincount(y), clients * each) // each
+    for c in np.flatnonzero(uses < room):  # a class that could be used more often is used as often as any, to one
+        assert uses.max() - uses[c] <= 1
+
+
+@modest
+@given(st.integers(2, 10), st.integers(1, 10), st.integers(0, 999), st.data())
+def test_groups_share_classes_and_differ_from_each_other(
+    classes: int, groups: int, seed: int, data: st.DataObject
+) -> None:
+    k = data.draw(st.integers(1, classes))
+    clients = groups + data.draw(st.integers(0, 9))
+    split = Groups(min(groups, classes), k)
+    y = np.repeat(np.arange(classes), clients * 20)
+    held = class_counts(y, partition(y, split, clients=clients, samples_per_client=20, seed=seed)).sum(axis=2) > 0
+    group = split.group_of(clients)
+    assert np.ptp(np.bincount(group, minlength=split.groups)) <= 1
+    assert (np.diff(group) >= 0).all()
+    sets = [{held[i].tobytes() for i in np.flatnonzero(group == g)} for g in range(split.groups)]
+    assert all(len(alike) == 1 for alike in sets)
+    if k < classes:
+        assert len(set().union(*sets)) == split.groups
+
+
+def test_what_none_means_depends_on_the_number_of_classes() -> None:
+    hundred = np.repeat(np.arange(100), 30)
+    for y, held, dominant in ((TEN, 4, 2), (hundred, 12, 6)):
+        one = class_counts(y, partition(y, NonIID1(), clients=3, samples_per_client=240, seed=0)).sum(axis=2)
+        two = class_counts(y, partition(y, NonIID2(), clients=3, samples_per_client=224, seed=0)).sum(axis=2)
+        assert ((one > 0).sum(axis=1) == held).all()
+        assert (one[one > 0] == 240 // held).all()
+        assert ((two == 3 * two.min()).sum(axis=1) == dominant).all()
+        assert set(np.unique(two)) == {two.min(), 3 * two.min()}
+
+
+def test_a_remainder_goes_to_the_first_classes_of_the_list() -> None:
+    split = Classes(((5, 2, 7), (0,)))
+    parts = partition(TEN, split, clients=2, samples_per_client=11, seed=0)
+    counts = class_counts(TEN, parts)
+    assert counts[0].sum(axis=1).tolist() == [0, 0, 4, 0, 0, 4, 0, 3, 0, 0]
+    assert counts[1].tolist() == [[8, 3]] + [[0, 0]] * 9
+
+
+def test_iid_takes_all_of_a_data_set_that_is_just_large_enough() -> None:
+    parts = partition(TEN, IID(), clients=30, samples_per_client=100, seed=0)
+    assert sorted(all_of(parts).tolist()) == list(range(3000))
+    counts = class_counts(TEN, parts).sum(axis=2)
+    assert counts.std() == pytest.approx(3.0, abs=0.6)  # hypergeometric: sqrt(100 * 0.1 * 0.9)
+
+
+def test_concentration_decides_how_few_classes_a_client_holds() -> None:
+    largest = []
+    for concentration in (0.01, 1.0, 1000.0):
+        parts = partition(TEN, Dirichlet(concentration), clients=5, samples_per_client=100, seed=1)
+        largest.append(class_counts(TEN, parts).sum(axis=2).max(axis=1).mean())
+    assert largest[0] > 80 > largest[1] > 15 > largest[2]
+
+
+def test_column_gives_each_client_its_own_samples() -> None:
+    owner = np.repeat([2, 0, 1, 3], [1200, 300, 500, 1000])
+    y = np.tile(np.arange(10), 300)
+    parts = partition(y, Column(), clients=3, samples_per_client=None, seed=0, owner=owner)
+    for client, size in enumerate((300, 500, 1200)):
+        assert sorted(np.concatenate(parts[client]).tolist()) == np.flatnonzero(owner == client).tolist()
+        assert len(parts[client].train) == round(0.7 * size)
+    some = partition(y, Column(), clients=3, samples_per_client=50, test_samples_per_client=90, seed=0, owner=owner)
+    for client, part in enumerate(some):
+        assert (owner[np.concatenate(part)] == client).all()
+        assert (len(part.train), len(part.test)) == (35, 90)
+
+
+def test_further_test_samples_follow_the_class_distribution() -> None:
+    split = Classes(((0, 1), (0, 9)))
+    parts = partition(TEN, split, clients=2, samples_per_client=20, test_samples_per_client=206, seed=0)
+    counts = class_counts(TEN, parts)
+    assert counts[0, :2].tolist() == [[7, 103], [7, 103]]
+    assert counts[1, [0, 9]].tolist() == [[7, 103], [7, 103]]
+    fewer = partition(TEN, split, clients=2, samples_per_client=20, test_samples_per_client=4, seed=0)
+    assert class_counts(TEN, fewer)[0, :2].tolist() == [[7, 2], [7, 2]]
+
+
+def test_a_class_that_is_absent_is_given_to_nobody() -> None:
+    y = np.repeat([1, 2, 4], 50)
+    for split in (NonIID1(2), NonIID2(1), Groups(2, 2), Dirichlet(), IID()):
+        counts = class_counts(y, partition(y, split, clients=2, samples_per_client=20, seed=0))
+        assert counts.shape == (2, 5, 2)
+        assert counts[:, [0, 3]].sum() == 0
+
+
+@pytest.mark.parametrize(
+    ("split", "arguments", "words"),
+    [
+        (Classes(((0, 1), (0, 2))), {"clients": 2, "samples_per_client": 400}, ["class 0", "400", "300"]),
+        (NonIID1(1), {"clients": 10, "samples_per_client": 301}, ["301", "300", "--samples-per-client"]),
+        (Groups(1, 2), {"clients": 8, "samples_per_client": 100}, ["400", "300", "split.groups"]),
+        (NonIID2(1, 50.0), {"clients": 1, "samples_per_client": 590}, ["500", "300", "split.dominance"]),
+        (IID(), {"clients": 31, "samples_per_client": 100}, ["3100", "3000", "--clients"]),
+        (Dirichlet(), {"clients": 31, "samples_per_client": 100}, ["3100", "3000", "--clients"]),
+        (
+            Classes(((0,), (1,))),
+            {"clients": 2, "samples_per_client": 100, "test_samples_per_client": 231},
+            ["201", "200", "class 0", "client 0", "--test-samples-per-client"],
+        ),
+        (Column(), {"clients": 2, "samples_per_client": 2000}, ["client 0", "1500", "2000"]),
+    ],
+)
+def test_too_few_samples_are_named_with_their_numbers(
+    split: Split, arguments: dict[str, Any], words: list[str]
+) -> None:
+    with pytest.raises(DataError) as caught:
+        partition(TEN, split, **arguments, seed=0, owner=np.arange(3000) % 2)
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+def test_more_classes_help_only_if_there_are_samples_enough() -> None:
+    with pytest.raises(DataError, match=r"--clients, or raise split\.classes_per_client$"):
+        partition(TEN, NonIID1(1), clients=1, samples_per_client=301, seed=0)
+    with pytest.raises(DataError, match=r"lower --samples-per-client or --clients$"):
+        partition(TEN, NonIID1(1), clients=11, samples_per_client=300, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("split", "change", "words"),
+    [
+        (IID(), {"clients": 0}, "--clients must be at least 1, not 0"),
+        (IID(), {"samples_per_client": 1}, "--samples-per-client must be at least 2, not 1"),
+        (IID(), {"samples_per_client": None}, "--samples-per-client must be given"),
+        (IID(), {"test_samples_per_client": 0}, "--test-samples-per-client must be at least 1, not 0"),
+        (IID(), {"train_fraction": 1.0}, "data.train_fraction must be between 0 and 1, not 1.0"),
+        (IID(), {"train_fraction": float("nan")}, "data.train_fraction must be between 0 and 1, not nan"),
+        (IID(), {"train_fraction": 0.01}, "data.train_fraction 0.01 puts 0 of client 0's 20 samples"),
+        (IID(), {"train_fraction": 0.99}, "data.train_fraction 0.99 puts 20 of client 0's 20 samples"),
+        (NonIID1(11), {}, "split.classes_per_client must be from 1 to 10, the number of classes, not 11"),
+        (NonIID1(0), {}, "split.classes_per_client must be from 1 to 10, the number of classes, not 0"),
+        (
+            NonIID1(5),
+            {"samples_per_client": 4},
+            "--samples-per-client must be at least 5, one per class, not 4",
+        ),
+        (NonIID2(11), {}, "split.dominant_classes must be from 1 to 10, the number of classes, not 11"),
+        (NonIID2(), {"samples_per_client": 13}, "--samples-per-client must be at least 14 for every client"),
+        (Groups(5), {}, "split.groups must be at most 4, as --clients, not 5"),
+        (Groups(2, 11), {}, "split.classes_per_client must be from 1 to 10, the number of classes, not 11"),
+        (Classes(((1,), (2,))), {}, "split.classes must have one list for each of the 4 --clients, not 2"),
+        (Classes(((1, 1), (2,), (3,), (4,))), {}, "split.classes of client 0 must be distinct classes"),
+        (Classes(((1,), (2,), (3,), (10,))), {}, "client 3 must be distinct classes from 0 to 9"),
+        (Classes(((1,), (), (3,), (4,))), {}, "split.classes of client 1 must"),
+        (Column(), {}, "needs a data set that has a client column"),
+    ],
+)
+def test_settings_out_of_range_are_refused_by_name(split: Split, change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        partition(TEN, split, **{"clients": 4, "samples_per_client": 20, "seed": 0, **change})
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("y", [TEN.reshape(2, -1), TEN.astype(float), TEN - 1, TEN[:0], TEN > 3])
+def test_labels_that_are_not_class_numbers_are_refused(y: np.ndarray) -> None:
+    with pytest.raises(DataError, match="labels must be one whole number from 0 per sample"):
+        partition(y, IID(), clients=2, samples_per_client=10, seed=0)
+
+
+def test_a_client_column_of_another_length_is_refused() -> None:
+    with pytest.raises(DataError, match="has 5 entries for 3000 labels"):
+        partition(TEN, Column(), clients=2, samples_per_client=10, seed=0, owner=np.arange(5))
+
+
+def test_an_owner_without_samples_is_named() -> None:
+    owner = np.repeat([0, 2], 1500)
+    with pytest.raises(DataError, match="client 1 has 0 samples, at least 2 are needed"):
+        partition(TEN, Column(), clients=3, samples_per_client=None, seed=0, owner=owner)
+
+
+def test_a_split_refuses_impossible_settings_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"split\.dominance must be at least 1"):
+        NonIID2(dominance=0.5)
+    with pytest.raises(ConfigError, match=r"split\.dominance must be .* finite, not inf"):
+        NonIID2(dominance=float("inf"))
+    with pytest.raises(ConfigError, match=r"split\.groups must be at least 1, not 0"):
+        Groups(groups=0)
+    with pytest.raises(ConfigError, match=r"split\.concentration must be from 0\.001"):
+        Dirichlet(concentration=0.0)
+
+
+def test_every_split_is_registered_under_its_name() -> None:
+    names = {
+        "classes": Classes,
+        "column": Column,
+        "dirichlet": Dirichlet,
+        "groups": Groups,
+        "iid": IID,
+        "non-iid-1": NonIID1,
+        "non-iid-2": NonIID2,
+    }
+    assert names == SPLITS
