@@ -30,6 +30,8 @@ __all__ = ["Data", "Experiment", "Model", "Run", "Tables", "algorithm_name", "pa
 Tables = dict[str, dict[str, Any]]
 T = TypeVar("T")
 
+DEFAULT_NAMES = {"algorithm": "pfedla", "split": "non-iid-1"}
+
 
 @dataclass(frozen=True)
 class Run:
@@ -99,7 +101,7 @@ class Experiment:
             if not isinstance(table, Mapping):
                 raise ConfigError(f"[{name}] must be a section of settings, not {table!r}")
         parts: dict[str, Any] = {name: build(kind, tables.get(name, {}), name) for name, kind in sections.items()}
-        for name, default in (("algorithm", "pfedla"), ("split", "non-iid-1")):
+        for name, default in DEFAULT_NAMES.items():
             table = dict(tables.get(name, {}))
             kind = _algorithm_class if name == "algorithm" else _split_class
             parts[name] = build(kind(table.pop("name", default)), table, name)
@@ -109,6 +111,11 @@ class Experiment:
     def load(cls, path: Path, changes: Tables | None = None) -> Experiment:
         """Read a TOML file, with `changes` laid over it."""
         return cls.from_tables(merge(read_tables(path), changes or {}))
+
+    @property
+    def data_name(self) -> str:
+        """What the data is called: the data set's name, or the folder's."""
+        return Path(self.data.folder).name if self.data.folder else self.data.dataset
 
     def tables(self) -> Tables:
         """Return every setting, defaults included, as nested tables that `from_tables` takes."""
@@ -148,7 +155,8 @@ def merge(tables: Tables, changes: Tables) -> Tables:
     merged = dict(tables)
     for section, table in changes.items():
         kept = merged.get(section, {})
-        renamed = "name" in table and section in ("algorithm", "split") and table["name"] != kept.get("name")
+        default = DEFAULT_NAMES.get(section)
+        renamed = default is not None and "name" in table and table["name"] != kept.get("name", default)
         merged[section] = {**({} if renamed else kept), **table}
     return merged
 

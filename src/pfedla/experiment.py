@@ -20,11 +20,12 @@ from pfedla.errors import ConfigError, DataError
 from pfedla.fleet import Setting
 from pfedla.layers import Groups, LayerSpec
 from pfedla.models import make_model
+from pfedla.rounds import participants as draw_participants
 from pfedla.rundirectory import RunDirectory
 from pfedla.simulation import Result, Watch, check_model, seeded, simulate
 from pfedla.training import Samples, Training
 
-__all__ = ["Federation", "federate", "resume", "run", "run_experiment"]
+__all__ = ["Federation", "federate", "prepare", "resume", "run", "run_experiment"]
 
 Array = Tensor | np.ndarray
 Client = tuple[Array, Array] | tuple[Array, Array, Array, Array]
@@ -90,12 +91,14 @@ def run_experiment(
     return _run(experiment, federation or federate(experiment), directory, watch)
 
 
-def resume(path: Path, watch: Watch | None = None, workers: int | None = None) -> Result:
+def resume(
+    path: Path, watch: Watch | None = None, *, workers: int | None = None, federation: Federation | None = None
+) -> Result:
     """Go on with an unfinished run where its checkpoint was taken; the result is as if it had never stopped."""
     directory = RunDirectory.open(path)
     changes = {} if workers is None else {"run": {"workers": workers}}
     experiment = Experiment.load(path / "config.toml", changes)
-    return _run(experiment, federate(experiment), lambda: directory, watch)
+    return _run(experiment, federation or federate(experiment), lambda: directory, watch)
 
 
 def run(
@@ -165,7 +168,19 @@ def run(
     template = seeded(make, seed)
     spec = LayerSpec.of(template, layers)
     setting = _setting(algorithm, template, spec, training or Training(), settings)
-    return _finish(setting, federation, settings, "own data", lambda: None, watch)
+    check_model(template, federation.train + federation.test)
+    return _finish(setting, federation, settings, "own data", None, watch)
+
+
+def prepare(experiment: Experiment, federation: Federation) -> Setting:
+    """Make the model and check everything that can be checked before any work."""
+    model, seed = experiment.model, experiment.run.seed
+    template = seeded(lambda: make_model(model.name, federation.shape, len(federation.classes)), seed)
+    spec = LayerSpec.of(template, model.layers)
+    setting = _setting(experiment.algorithm, template, spec, experiment.training, experiment.run)
+    check_model(template, federation.train + federation.test)
+    draw_participants(seed, 0, len(federation.train), experiment.run.participants or len(federation.train))
+    return setting
 
 
 def _run(
@@ -175,12 +190,8 @@ def _run(
     watch: Watch | None,
 ) -> Result:
     """Run an experiment on its data; the directory is made only when nothing is left to refuse."""
-    model, seed = experiment.model, experiment.run.seed
-    template = seeded(lambda: make_model(model.name, federation.shape, len(federation.classes)), seed)
-    spec = LayerSpec.of(template, model.layers)
-    setting = _setting(experiment.algorithm, template, spec, experiment.training, experiment.run)
-    dataset = Path(experiment.data.folder).name if experiment.data.folder else experiment.data.dataset
-    return _finish(setting, federation, experiment.run, dataset, directory, watch)
+    setting = prepare(experiment, federation)
+    return _finish(setting, federation, experiment.run, experiment.data_name, directory(), watch)
 
 
 def _setting(algorithm: Algorithm[Any], template: nn.Module, spec: LayerSpec, training: Training, run: Run) -> Setting:
@@ -196,11 +207,10 @@ def _finish(
     federation: Federation,
     run: Run,
     dataset: str,
-    make_directory: Callable[[], RunDirectory | None],
+    directory: RunDirectory | None,
     watch: Watch | None,
 ) -> Result:
-    """Check the model against the data, simulate, and write the results."""
-    check_model(setting.template, federation.train + federation.test)
+    """Simulate, and write the results."""
     facts = {
         "algorithm": algorithm_name(setting.algorithm),
         "dataset": dataset,
@@ -208,7 +218,6 @@ def _finish(
         "rounds": run.rounds,
         "seed": run.seed,
     }
-    directory = make_directory()
     result = simulate(setting, federation.train, federation.test, run, facts, directory, watch)
     if directory:
         models = {name: result.model(client).state_dict() for client, name in enumerate(federation.names)}

@@ -1,0 +1,385 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+from pfedla import __version__
+from pfedla.algorithms import ALGORITHMS, describe
+from pfedla.comparison import COMPARISON, parse_variant
+from pfedla.comparison import compare as compare_variants
+from pfedla.config import Experiment, Tables, algorithm_name, merge, parse_assignments, read_tables
+from pfedla.data.datasets import DATASETS, load_dataset
+from pfedla.data.splits import SPLITS, Groups
+from pfedla.demo import DEMO, DEMO_METHODS
+from pfedla.errors import ConfigError, PfedlaError
+from pfedla.experiment import federate, run_experiment
+from pfedla.experiment import resume as resume_run
+from pfedla.models import MODELS
+from pfedla.report.federation import draw_federation, federation_table
+from pfedla.report.live import Live
+from pfedla.report.tables import comparison_table
+from pfedla.report.weights import draw_weights
+from pfedla.rundirectory import SUMMARY, RunDirectory
+
+__all__ = ["cli", "main"]
+
+Command = Callable[..., None]
+
+DATA_OPTIONS: tuple[tuple[str, str, type, str], ...] = (  # option, where its value belongs, its type, help
+    ("dataset", "data.dataset", str, f"One of {', '.join(DATASETS)}."),
+    ("folder", "data.folder", str, "Own data instead: a folder with one .npz (x, y) a client."),
+    ("data-dir", "data.data_dir", str, "Where data sets lie; $PFEDLA_DATA by default."),
+    ("split", "split.name", str, f"One of {', '.join(SPLITS)}."),
+    ("clients", "data.clients", int, "How many clients there are."),
+    ("samples-per-client", "data.samples_per_client", int, "A client's training and test samples together."),
+    ("test-samples-per-client", "data.test_samples_per_client", int, "Test on this many samples a client instead."),
+    ("seed", "run.seed", int, "Decides every random number."),
+)
+METHOD_OPTION = (("algorithm", "algorithm.name", str, f"{', '.join(ALGORITHMS)}, or package.module:Class."),)
+RUN_OPTIONS: tuple[tuple[str, str, type, str], ...] = (
+    ("model", "model.name", str, f"auto, {', '.join(MODELS)}, or package.module:factory."),
+    ("rounds", "run.rounds", int, "How many rounds to run."),
+    ("participants", "run.participants", int, "How many clients take part in a round; 0 for all."),
+    ("local-epochs", "training.local_epochs", int, "Epochs a client trains in a round."),
+    ("batch-size", "training.batch_size", int, "Samples in a mini-batch."),
+    ("lr", "training.lr", float, "The clients' learning rate."),
+    ("eval-every", "run.eval_every", int, "Rounds between evaluations."),
+    ("workers", "run.workers", int, "Processes; one a core by default. Never changes the result."),
+)
+
+
+def _settings(*tables: tuple[tuple[str, str, type, str], ...]) -> Callable[[Command], Command]:
+    """Add options that mirror the configuration; the command gets the tables that they and CONFIG.toml amount to.
+
+    A file comes first, then options, then `--set`.
+    """
+    options = [option for table in tables for option in table]
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def gathered(config: Path | None, download: bool, assign: tuple[str, ...], **rest: Any) -> None:
+            given: Tables = {"data": {"download": True}} if download else {}
+            for name, address, _, _ in options:
+                value = rest.pop(name.replace("-", "_"))
+                if value is not None:
+                    section, _, key = address.partition(".")
+                    given.setdefault(section, {})[key] = value
+            changes = merge(given, parse_assignments(assign))
+            command(settings=merge(read_tables(config) if config else {}, changes), changes=changes, **rest)
+
+        wrapped: Command = gathered
+        wrapped = click.option(
+            "--set",
+            "assign",
+            multiple=True,
+            metavar="SECTION.KEY=VALUE",
+            help="Any setting, such as algorithm.retain=2.",
+        )(wrapped)
+        wrapped = click.option("--download", is_flag=True, help="Fetch missing files from their official address.")(
+            wrapped
+        )
+        for name, _, kind, text in reversed(options):
+            wrapped = click.option(f"--{name}", type=kind, default=None, help=text)(wrapped)
+        path = click.Path(path_type=Path, dir_okay=False)
+        return click.argument("config", type=path, required=False, metavar="[CONFIG.toml]")(wrapped)
+
+    return decorate
+
+
+_path = click.Path(path_type=Path)
+_overwrite = click.option("--overwrite", is_flag=True, help="Replace what the folder holds.")
+_quiet = click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON to standard output, and nothing else there.")
+_seeds = click.option("--seeds", type=click.IntRange(min=1), default=1, help="How many seeds to run: 0, 1, ...")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="pfedla")
+def cli() -> None:
+    """Personalized federated learning with layer-wise aggregation (pFedLA)."""
+
+
+@cli.command()
+@_settings(METHOD_OPTION, DATA_OPTIONS, RUN_OPTIONS)
+@click.option("--out", type=_path, help="The run directory; a new one under runs/ by default.")
+@click.option("--resume", type=_path, metavar="DIR", help="Go on with the unfinished run in DIR.")
+@_overwrite
+@_quiet
+@_json
+def run(
+    settings: Tables,
+    changes: Tables,
+    out: Path | None,
+    resume: Path | None,
+    overwrite: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Run one method."""
+    console = Console(stderr=True, quiet=quiet)
+    workers = changes.get("run", {}).get("workers")
+    if resume:
+        if settings not in ({}, {"run": {"workers": workers}}) or out or overwrite:
+            raise ConfigError("--resume goes on with a run as it was configured: it takes no settings but --workers")
+        directory = RunDirectory.open(resume)
+        experiment, out = Experiment.load(directory.path / "config.toml"), resume
+    else:
+        experiment = Experiment.from_tables(settings)
+        out = out or _new_directory(experiment)
+    label = algorithm_name(experiment.algorithm)
+    try:
+        federation = federate(experiment, _download_progress(console))
+        if federation.note:
+            console.print(f"note: {federation.note}", highlight=False, soft_wrap=True)
+        with Live(console) as live:
+            live.start(label, experiment.run.rounds)
+            if resume:
+                result = resume_run(resume, live, workers=workers, federation=federation)
+            else:
+                result = run_experiment(experiment, out, overwrite=overwrite, watch=live, federation=federation)
+    except KeyboardInterrupt:
+        console.print(_how_to_go_on(out), highlight=False, soft_wrap=True)
+        raise
+    _draw(out)
+    if as_json:
+        sys.stdout.write((out / SUMMARY).read_text())
+    elif not quiet:
+        _say(comparison_table([(label, [result.summary])]))
+        _say(f"run directory: {out}")
+
+
+@cli.command()
+@_settings(DATA_OPTIONS, RUN_OPTIONS)
+@click.option(
+    "--algorithm",
+    "-a",
+    "methods",
+    multiple=True,
+    metavar="NAME[,KEY=VALUE...]",
+    help="A method, with its own settings.",
+)
+@_seeds
+@click.option("--out", type=_path, default=Path("runs/comparison"), show_default=True, help="For the run directories.")
+@_overwrite
+@_quiet
+@_json
+def compare(
+    settings: Tables,
+    changes: Tables,  # noqa: ARG001
+    methods: tuple[str, ...],
+    seeds: int,
+    out: Path,
+    overwrite: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Run several methods on the same data and seeds, side by side.
+
+    Runs that are complete are kept and unfinished ones gone on with: the same command continues a comparison.
+    """
+    if not methods:
+        raise ConfigError(f"name at least one method with -a: {', '.join(ALGORITHMS)}")
+    _compare(settings, methods, seeds, out, overwrite, quiet, as_json)
+
+
+@cli.command()
+@_seeds
+@click.option("--workers", type=int, help="Processes; one a core by default. Never changes the result.")
+@click.option("--out", type=_path, default=Path("runs/demo"), show_default=True, help="For the run directories.")
+@_overwrite
+@_quiet
+def demo(seeds: int, workers: int | None, out: Path, overwrite: bool, quiet: bool) -> None:
+    """Compare four methods on the embedded images: clients in hidden groups, with few images each."""
+    settings = merge(DEMO, {} if workers is None else {"run": {"workers": workers}})
+    experiment = Experiment.from_tables(settings)
+    assert isinstance(experiment.split, Groups)
+    data, split = experiment.data, experiment.split
+    images = round(data.train_fraction * data.samples_per_client)
+    if not quiet:
+        _say(
+            f"{data.clients} clients in {split.groups} hidden groups. Clients of a group hold the same "
+            f"{split.classes_per_client} of 10 kinds of clothes, {images} training images each; nobody tells the "
+            "server who belongs together.\n"
+        )
+    _compare(settings, DEMO_METHODS, seeds, out, overwrite, quiet, as_json=False)
+    if not quiet:
+        picture = out / f"pfedla-seed{experiment.run.seed}" / "weights.png"
+        _say(f"who learns from whom, layer by layer, the hidden groups outlined: {picture}")
+
+
+def _compare(
+    settings: Tables, methods: Sequence[str], seeds: int, out: Path, overwrite: bool, quiet: bool, as_json: bool
+) -> None:
+    console = Console(stderr=True, quiet=quiet)
+    first = int(settings.get("run", {}).get("seed", 0))
+    variants = [parse_variant(text) for text in methods]
+    try:
+        with Live(console) as live:
+
+            def start(label: str, rounds: int) -> Live:
+                live.start(label, rounds)
+                return live
+
+            runs = compare_variants(
+                settings,
+                variants,
+                range(first, first + seeds),
+                out,
+                overwrite=overwrite,
+                start=start,
+                tell=lambda text: console.print(text, highlight=False, soft_wrap=True),
+            )
+    except KeyboardInterrupt:
+        console.print("stopped. The same command goes on where it was")
+        raise
+    for variant in variants:
+        for seed in range(first, first + seeds):
+            _draw(out / f"{variant.label}-seed{seed}")
+    if as_json:
+        sys.stdout.write((out / COMPARISON).read_text())
+    elif not quiet:
+        _say(comparison_table(runs))
+        _say(f"run directories: {out}")
+
+
+@cli.command()
+def algorithms() -> None:
+    """List the methods."""
+    table = Table("name", "what it does", box=None, header_style="bold")
+    for name, kind in ALGORITHMS.items():
+        table.add_row(name, describe(kind).partition(": ")[2])
+    _say(table)
+
+
+@cli.group()
+def data() -> None:
+    """Look at data sets and how they are split."""
+
+
+@data.command("list")
+def data_list() -> None:
+    """List the data sets."""
+    table = Table("name", "images", "classes", "shape", box=None, header_style="bold")
+    for name, spec in DATASETS.items():
+        table.add_row(name, f"{spec.images:,}", str(len(spec.classes)), "x".join(map(str, spec.shape)))
+    _say(table)
+
+
+@data.command("download")
+@click.argument("dataset")
+@click.option("--data-dir", type=_path, help="Where to; $PFEDLA_DATA by default.")
+def data_download(dataset: str, data_dir: Path | None) -> None:
+    """Fetch a data set from its official address."""
+    found = load_dataset(dataset, data_dir, download=True, progress=_download_progress(Console(stderr=True)))
+    _say(f"{dataset}: {len(found.y):,} images. {found.note}".strip())
+
+
+@data.command("show")
+@_settings(DATA_OPTIONS)
+@click.option("--out", type=_path, default=Path("federation.png"), show_default=True, help="The picture to write.")
+def data_show(settings: Tables, changes: Tables, out: Path) -> None:  # noqa: ARG001
+    """Print and draw who holds what."""
+    experiment = Experiment.from_tables(settings)
+    federation = federate(experiment, _download_progress(Console(stderr=True)))
+    if federation.note:
+        Console(stderr=True).print(f"note: {federation.note}", highlight=False, soft_wrap=True)
+    title = experiment.data_name
+    if not experiment.data.folder:
+        title += f", {experiment.split.name}, seed {experiment.run.seed}"
+    groups = _groups(experiment, len(federation.train))
+    _say(federation_table(federation.counts, federation.classes, title=title, groups=groups))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    draw_federation(out, federation.counts, federation.classes, title, groups=groups)
+    _say(f"picture: {out}")
+
+
+def main() -> None:
+    """Run the command line; a user's mistake ends in one sentence, never in a traceback."""
+    try:
+        cli(standalone_mode=False)
+    except click.exceptions.Exit as end:
+        sys.exit(end.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except (KeyboardInterrupt, click.Abort):
+        sys.exit(130)
+    except PfedlaError as error:
+        Console(stderr=True).print("error:", style="bold red", end=" ")
+        Console(stderr=True).print(str(error), markup=False, highlight=False, soft_wrap=True)
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
+
+
+def _say(what: Table | str) -> None:
+    """Print to standard output; lines are never broken by us."""
+    Console().print(what, markup=False, highlight=False, soft_wrap=isinstance(what, str))
+
+
+def _new_directory(experiment: Experiment) -> Path:
+    """Return a folder under runs/ that does not exist yet."""
+    name = algorithm_name(experiment.algorithm).replace(":", ".")
+    base = Path("runs") / f"{name}-{experiment.data_name}-seed{experiment.run.seed}"
+    path, number = base, 1
+    while path.exists():
+        number += 1
+        path = base.with_name(f"{base.name}-{number}")
+    return path
+
+
+def _how_to_go_on(out: Path) -> str:
+    if RunDirectory(out).holds_run:
+        return f"stopped. Go on with: pfedla run --resume {out}"
+    return "stopped before the first round"
+
+
+def _groups(experiment: Experiment, clients: int) -> Any:
+    """Return the hidden group of each client, None where the split has none."""
+    if experiment.data.folder or not isinstance(experiment.split, Groups):
+        return None
+    return experiment.split.group_of(clients)
+
+
+def _draw(out: Path) -> None:
+    """Draw the weights that the run in `out` learned, if its method learns any."""
+    if not (out / "alpha.npz").exists():
+        return
+    experiment = Experiment.load(out / "config.toml")
+    with np.load(out / "alpha.npz") as file:
+        alpha, layers, t = file["alpha"][-1], [str(name) for name in file["layers"]], int(file["round"][-1])
+    title = f"Who learns from whom: pFedLA's weights after round {t}"
+    draw_weights(out / "weights.png", alpha, layers, title, _groups(experiment, len(alpha)))
+
+
+def _download_progress(console: Console) -> Any:
+    """Return a callback that shows a download; the bar appears with the first bytes."""
+    bar = Bar(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+    )
+    tasks: dict[str, Any] = {}
+
+    def show(name: str, done: int, total: int | None) -> None:
+        if name not in tasks:
+            bar.start()
+            tasks[name] = bar.add_task(name, total=total)
+        bar.update(tasks[name], completed=done, total=total)
+        if total is not None and done >= total:
+            bar.stop()
+
+    return show

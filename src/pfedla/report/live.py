@@ -1,0 +1,70 @@
+"""A run's progress, live in a terminal and line by line elsewhere."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from pfedla.simulation import Progress
+
+__all__ = ["Live"]
+
+
+class Live:
+    """Shows round, mean and worst-client accuracy, bytes and the time left; use it as a context manager."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar = Bar(
+            TextColumn("{task.description:>14}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            auto_refresh=False,  # no thread beside the worker processes
+            disable=not console.is_terminal,
+        )
+        self._task: TaskID | None = None
+        self._label = ""
+        self._told = 0
+
+    def start(self, label: str, rounds: int) -> None:
+        """Begin with a run."""
+        self._label, self._told = label, 0
+        self._task = self._bar.add_task(label, total=rounds, figures="starting")
+        self._bar.refresh()
+
+    def __call__(self, progress: Progress) -> None:
+        """Take in a round."""
+        assert self._task is not None
+        figures = _figures(progress)
+        self._bar.update(self._task, completed=progress.t, figures=figures, refresh=True)
+        record = progress.record
+        if not self._console.is_terminal and record and record["round"] > self._told:
+            self._told = record["round"]
+            self._console.print(
+                f"{self._label}: round {progress.t}/{progress.rounds}  {figures}  {progress.seconds:.0f} s",
+                highlight=False,
+                soft_wrap=True,
+            )
+
+    def __enter__(self) -> Live:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+
+def _figures(progress: Progress) -> str:
+    traffic = f"{(progress.bytes_down + progress.bytes_up) / 1e6:,.1f} MB"
+    if progress.record is None:
+        return traffic
+    mean, worst = progress.record["accuracy_mean"], progress.record["accuracy_worst"]
+    return f"accuracy {100 * mean:5.2f} %  worst client {100 * worst:5.2f} %  {traffic}"

@@ -1,0 +1,79 @@
+"""The learned aggregation weights as a picture: who learns from whom, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+__all__ = ["draw_weights"]
+
+_INK, _FAINT = "#22303c", "#6b7a87"
+
+
+def draw_weights(
+    path: Path, alpha: np.ndarray, layers: Sequence[str], title: str, groups: np.ndarray | None = None
+) -> None:
+    """Draw α of one round as a PNG, a panel for each layer.
+
+    Row i of a panel shows how client i's layer is mixed from everybody's. A client's own weight is left out of the
+    colours, which would otherwise show little else; its mean stands above the panel.
+
+    Parameters
+    ----------
+    path
+        The PNG to write.
+    alpha
+        The weights, `(clients, layers, clients)`.
+    layers
+        The layers' names.
+    title
+        What stands above the picture.
+    groups
+        The group of each client, in contiguous blocks, to be outlined.
+    """
+    clients = len(alpha)
+    columns = min(len(layers), 4)
+    rows = -(-len(layers) // columns)
+    side = 2.9 if clients <= 30 else 3.6
+    figure = Figure(figsize=(columns * side + 0.9, rows * (side + 0.55) + 1.0), dpi=130, layout="constrained")
+    figure.suptitle(title, color=_INK, fontsize=12, fontweight="bold")
+    axes = figure.subplots(rows, columns, squeeze=False)
+    others = alpha.transpose(1, 0, 2).copy()  # (layers, clients, clients)
+    index = np.arange(clients)
+    own = others[:, index, index].copy()  # (layers, clients)
+    others[:, index, index] = np.nan
+    top = float(np.nanmax(others)) if clients > 1 else 1.0
+    for axis in axes.flat[len(layers) :]:
+        axis.axis("off")
+    for place, (layer, axis) in enumerate(zip(layers, axes.flat, strict=False)):
+        axis.set_facecolor("#dfe5ea")
+        image = axis.imshow(others[place], cmap="magma_r", vmin=0, vmax=top, interpolation="nearest")
+        axis.set_title(f"{layer}   own weight {own[place].mean():.2f}", fontsize=9.5, color=_INK)
+        ticks = index if clients <= 20 else index[:: -(-clients // 10)]
+        axis.set_xticks(ticks)
+        axis.set_yticks(ticks)
+        axis.tick_params(length=0, labelsize=7, colors=_FAINT)
+        for spine in axis.spines.values():
+            spine.set_visible(False)
+        if place % columns == 0:
+            axis.set_ylabel("client", fontsize=9, color=_INK)
+        axis.set_xlabel("learns from client", fontsize=8, color=_FAINT)
+        for start, size in _blocks(groups):
+            square = Rectangle((start - 0.5, start - 0.5), size, size, fill=False, edgecolor="#1b9aaa", linewidth=1.6)
+            axis.add_patch(square)
+    bar = figure.colorbar(image, ax=axes, shrink=0.75, pad=0.015)
+    bar.set_label("weight of another client (own: grey)", fontsize=8.5, color=_INK)
+    bar.ax.tick_params(labelsize=7, colors=_FAINT)
+    figure.savefig(path)
+
+
+def _blocks(groups: np.ndarray | None) -> list[tuple[int, int]]:
+    """Return where each group's clients start, and how many they are."""
+    if groups is None:
+        return []
+    _, starts, sizes = np.unique(groups, return_index=True, return_counts=True)
+    return list(zip(starts.tolist(), sizes.tolist(), strict=True))
