@@ -13,6 +13,7 @@ from __future__ import annotations
 from pfedla.algorithm import Algorithm
 from pfedla.algorithms import ALGORITHMS, FedAvg, HeurPFedLA, Local, PFedLA
 from pfedla.config import Experiment
+from pfedla.data.datasets import load_dataset
 from pfedla.errors import PfedlaError
 from pfedla.experiment import resume, run, run_experiment
 from pfedla.layers import Layers, LayerSpec
@@ -37,6 +38,7 @@ __all__ = [
     "Task",
     "Training",
     "__version__",
+    "load_dataset",
     "resume",
     "run",
     "run_experiment",

@@ -31,9 +31,10 @@ from pfedla.layers import Layers, LayerSpec, change, kind_of
 from pfedla.training import Task
 from pfedla.wire import Payload
 
-__all__ = ["Algorithm", "State"]
+__all__ = ["RESOLVED", "Algorithm", "State"]
 
 State = TypeVar("State")
+RESOLVED = {"resolved": True}  # metadata of a field that `for_model` fills in and configuration does not show
 
 
 @dataclass(frozen=True)

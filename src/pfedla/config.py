@@ -122,7 +122,7 @@ class Experiment:
         tables: Tables = {}
         for part in dataclasses.fields(self):
             value = getattr(self, part.name)
-            table = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+            table = {name: getattr(value, name) for name in _settings(value)}
             tables[part.name] = {k: _plain(v) for k, v in table.items() if v is not None}
         tables["algorithm"] = {"name": algorithm_name(self.algorithm), **tables["algorithm"]}
         tables["split"] = {"name": self.split.name, **tables["split"]}
@@ -184,7 +184,7 @@ def parse_value(text: str) -> Any:
 def build(kind: type[T], table: Mapping[str, Any], section: str) -> T:
     """Make a dataclass from a table, strictly."""
     hints = typing.get_type_hints(kind)
-    names = [f.name for f in dataclasses.fields(kind) if f.init]  # type: ignore[arg-type]
+    names = _settings(kind)
     for key in table:
         if key not in names:
             of = f" (of {kind.__name__})" if section in ("algorithm", "split") else ""
@@ -218,6 +218,11 @@ def _coerce(value: Any, hint: Any, where: str) -> Any:
         }
         raise ConfigError(f"{where} = {value!r} must be {names.get(wanted, 'a table')}")
     return value
+
+
+def _settings(kind: Any) -> list[str]:
+    """Return the names of a dataclass's settings, without what a method fills in itself."""
+    return [field.name for field in dataclasses.fields(kind) if "resolved" not in field.metadata]
 
 
 def _plain(value: Any) -> Any:

@@ -102,7 +102,7 @@ class LayerSpec:
     slots: dict[str, tuple[Slot, ...]]
     names: tuple[str, ...]
     dtype: torch.dtype
-    modules: dict[str, tuple[str, ...]]
+    norms: frozenset[str]  # the layers that consist of batch or instance norms alone
 
     @classmethod
     def of(cls, module: nn.Module, groups: Groups | None = None) -> LayerSpec:
@@ -120,7 +120,7 @@ class LayerSpec:
         dtype = _check_parameters(module)
         layer_by_module = _group([name for name, _ in module.named_modules()], groups)
         found: dict[str, list[tuple[str, Tensor]]] = {}
-        modules: dict[str, list[str]] = {}
+        others: set[str] = set()  # layers with a module that is no norm
         seen: set[int] = set()
         waiting: list[tuple[str, Tensor]] = []  # statistics met before the first trained layer
         latest = ""
@@ -139,8 +139,9 @@ class LayerSpec:
             seen.update(id(tensor) for _, tensor in trained + buffers)
             if trained:
                 found.setdefault(layer, []).extend(trained)
-                modules.setdefault(layer, []).append(type(owner).__name__)
                 latest = layer
+                if not isinstance(owner, nn.modules.batchnorm._NormBase):
+                    others.add(layer)
             home = layer if layer in found else latest  # statistics of an untrained module ride with the one before
             if not home:
                 waiting += buffers
@@ -151,11 +152,19 @@ class LayerSpec:
             waiting = []
         slots = {key: _slots(tensors) for key, tensors in found.items()}
         names = tuple(key for key in slots if not kind_of(key))
-        return cls(slots, names, dtype, {name: tuple(modules[name]) for name in names})
+        return cls(slots, names, dtype, frozenset(names) - others)
 
     def size(self, layer: str) -> int:
         """Return how many parameters of a layer are trained."""
         return self.slots[layer][-1].stop
+
+    def source(self, layer: str) -> str:
+        """Return the layer whose output a layer's running statistics describe.
+
+        A norm's statistics are those of the layer before it; a group that holds the norm's input has its own.
+        """
+        place = self.names.index(layer)
+        return self.names[place - 1] if layer in self.norms and place else layer
 
     @property
     def parameters(self) -> int:

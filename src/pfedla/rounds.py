@@ -20,9 +20,9 @@ from pfedla.ledger import Ledger
 from pfedla.randomness import numpy_stream
 from pfedla.training import Score
 
-__all__ = ["Server", "evaluate", "participants", "run_round", "uninterrupted"]
+__all__ = ["Server", "chunks", "evaluate", "participants", "run_round", "uninterrupted"]
 
-CHUNK = 64  # clients evaluated together: bounds the memory of their downloads
+CHUNK = 64  # clients
 
 
 def participants(seed: int, t: int, n: int, count: int) -> list[int]:
@@ -58,15 +58,17 @@ def run_round(algorithm: Algorithm[Any], server: Server, fleet: Fleet, ledger: L
 
 def evaluate(algorithm: Algorithm[Any], state: Any, fleet: Fleet, n: int, t: int) -> Evaluation:
     """Score all clients' models as the server would send them now; nothing changes."""
-    parts = [
-        fleet.evaluate(ids, algorithm.download(state, torch.tensor(ids)), t)
-        for ids in (range(start, min(start + CHUNK, n)) for start in range(0, n, CHUNK))
-    ]
+    parts = [fleet.evaluate(ids, algorithm.download(state, torch.tensor(ids)), t) for ids in chunks(n)]
 
     def join(scores: list[Score]) -> Score:
         return Score(np.concatenate([s.accuracy for s in scores]), np.concatenate([s.loss for s in scores]))
 
     return Evaluation(join([p.personalized for p in parts]), join([p.after_training for p in parts]))
+
+
+def chunks(n: int) -> list[range]:
+    """Return all clients in portions, so that what is sent to them at once stays small."""
+    return [range(start, min(start + CHUNK, n)) for start in range(0, n, CHUNK)]
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from pfedla.fleet import Evaluation, Setting, SimulatedFleet
 from pfedla.layers import Layers, LayerSpec
 from pfedla.ledger import Ledger
 from pfedla.randomness import seed_of, stream
-from pfedla.rounds import CHUNK, Server, evaluate, participants, run_round
+from pfedla.rounds import Server, chunks, evaluate, participants, run_round, uninterrupted
 from pfedla.rundirectory import Moment, RunDirectory
 from pfedla.training import Samples
 
@@ -120,15 +120,16 @@ def simulate(
                     directory.checkpoint(moment())
                 ids = participants(run.seed, server.t + 1, n, count)
                 run_round(algorithm, server, fleet, ledger, ids)
+            elapsed = seconds()
+            rows = [
+                fleet.personalize(ids, algorithm.download(server.state, torch.tensor(ids)), server.t)
+                for ids in chunks(n)
+            ]
         except KeyboardInterrupt:
             if directory:
-                directory.checkpoint(moment())
+                with uninterrupted():
+                    directory.checkpoint(moment())
             raise
-        elapsed = seconds()
-        rows = [
-            fleet.personalize(ids, algorithm.download(server.state, torch.tensor(ids)), server.t)
-            for ids in (range(start, min(start + CHUNK, n)) for start in range(0, n, CHUNK))
-        ]
     personalized = {key: torch.cat([row[key] for row in rows]) for key in spec.slots}
     passes = int(examples[ledger.arrays()["client"]].sum()) * setting.training.local_epochs
     summary = {**facts, **_summary(history, ledger, elapsed, passes)}

@@ -15,15 +15,17 @@ ids            the n clients at hand, of N; L is the number of layers
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from pfedla.algorithm import Algorithm
+from pfedla.algorithm import RESOLVED, Algorithm
 from pfedla.errors import ConfigError
-from pfedla.layers import COUNTERS, Layers, LayerSpec, kind_of, layer_of
+from pfedla.layers import COUNTERS, STATS, Layers, LayerSpec, kind_of, layer_of
 from pfedla.optimizer import Optimizer, Rows, Trained
 from pfedla.wire import Payload
 
@@ -55,9 +57,13 @@ def hypernetwork(body: Rows, heads: Rows) -> Tensor:
     return torch.matmul(h.unsqueeze(1), weight).squeeze(2).add(bias).softmax(-1)  # (n, L, N)
 
 
-def aggregate(alpha: Tensor, theta: Layers, names: tuple[str, ...]) -> Layers:
-    """Eqs. 5-6: θ̄_i^l = Σ_j α_i^{l,j} θ_j^l, one matrix product a layer; statistics go along with theirs."""
-    return {key: alpha[:, names.index(layer_of(key))] @ rows for key, rows in theta.items()}  # (n, numbers)
+def aggregate(alpha: Tensor, theta: Layers, names: tuple[str, ...], sources: Mapping[str, str]) -> Layers:
+    """Eqs. 5-6: θ̄_i^l = Σ_j α_i^{l,j} θ_j^l, one matrix product a layer: `{entry: (n, numbers)}`.
+
+    Running statistics ride along under the weights of the layer in `sources`, their own by default.
+    """
+    mixed_as = {key: sources.get(key, layer_of(key)) for key in theta}
+    return {key: alpha[:, names.index(mixed_as[key])] @ rows for key, rows in theta.items()}
 
 
 def inner_products(delta: Layers, theta: Layers, names: tuple[str, ...]) -> Tensor:
@@ -78,7 +84,7 @@ def hypernetwork_gradient(body: Rows, heads: Rows, g: Tensor) -> tuple[Rows, Row
 
 
 def retained(alpha: Tensor, ids: Tensor, k: int) -> Tensor:
-    """Eq. 12: the k layers with the largest self-weights α_i^{l,i}, `(n, L)` bool; ties: the earlier layer."""
+    """Eq. 12: the k layers with the largest self-weights α_i^{l,i}, `(n, L)` bool; of equals the earlier one."""
     self_weight = alpha[torch.arange(len(ids)), :, ids]  # (n, L)
     top = self_weight.argsort(dim=1, descending=True, stable=True)[:, :k]  # (n, k)
     return torch.zeros_like(self_weight, dtype=torch.bool).scatter_(1, top, True)
@@ -89,6 +95,10 @@ class PFedLA(Algorithm[Clients]):
     """pFedLA: each client's model mixes all clients' layers, with weights learned layer by layer.
 
     `retain=k` is HeurpFedLA: the k layers with the largest self-weights stay at the client.
+
+    `statistics` says under which weights a batch norm's running mean and variance are mixed: those of the layer
+    whose output they describe (`"source"`), or the batch norm's own (`"own"`). They belong to that output: once a
+    convolution is a client's own, foreign statistics behind it normalise numbers that never occur.
     """
 
     retain: int = 0
@@ -96,6 +106,8 @@ class PFedLA(Algorithm[Clients]):
     hyper_optimizer: Literal["adam", "sgd"] = "adam"
     embedding: int = 100
     hidden: int = 100
+    statistics: Literal["source", "own"] = "source"
+    sources: dict[str, str] = field(default_factory=dict, metadata=RESOLVED)  # statistics entry -> layer
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""
@@ -111,7 +123,10 @@ class PFedLA(Algorithm[Clients]):
                 f"algorithm.retain = {self.retain}: this model has {len(spec.names)} layers "
                 f"({', '.join(spec.names)}), so it must be from 0 to {len(spec.names)}"
             )
-        return self
+        if self.statistics == "own":
+            return self
+        stats = [key for key in spec.slots if kind_of(key) == STATS]
+        return replace(self, sources={key: spec.source(layer_of(key)) for key in stats})
 
     def init(self, theta: Layers, n: int, rng: torch.Generator) -> Clients:
         """Algorithm 1, line 1: one common model; embeddings and hypernetworks drawn for each client."""
@@ -138,7 +153,10 @@ class PFedLA(Algorithm[Clients]):
         """Algorithm 1, line 5, and Algorithm 2, lines 5-7: θ̄_i without the retained layers."""
         names = tuple(key for key in state.theta if not kind_of(key))
         alpha = hypernetwork(state.body.rows(ids), state.heads.rows(_head_rows(ids, len(names)).flatten()))
-        return Payload.of(aggregate(alpha, state.theta, names), ~retained(alpha, ids, self.retain), names)
+        keep = retained(alpha, ids, self.retain)  # (n, L)
+        own = functional.one_hot(ids, alpha.shape[-1]).to(alpha).unsqueeze(1)  # (n, 1, N)
+        mixed = aggregate(torch.where(keep.unsqueeze(-1), own, alpha), state.theta, names, self.sources)
+        return Payload.of(mixed, ~keep, names)
 
     def update(self, state: Clients, ids: Tensor, upload: Payload) -> Clients:
         """Algorithm 1, lines 7-8: all from the previous round's θ, as if the clients came in parallel."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -17,8 +18,8 @@ Column = tuple[str, Callable[[Summary], float], Callable[[float], str], int]  # 
 COLUMNS: tuple[Column, ...] = (
     ("accuracy %", lambda s: s["accuracy_mean"], lambda v: f"{100 * v:.2f}", 1),
     ("± clients", lambda s: s["accuracy_std"], lambda v: f"{100 * v:.2f}", 0),
-    ("worst client", lambda s: s["accuracy_worst"], lambda v: f"{100 * v:.2f}", 1),
-    ("after local training", lambda s: s["accuracy_after_training"], lambda v: f"{100 * v:.2f}", 1),
+    ("worst", lambda s: s["accuracy_worst"], lambda v: f"{100 * v:.2f}", 1),
+    ("after training", lambda s: s["accuracy_after_training"], lambda v: f"{100 * v:.2f}", 1),
     ("MB down", lambda s: s["bytes_down"], lambda v: f"{v / 1e6:,.1f}", -1),
     ("MB up", lambda s: s["bytes_up"], lambda v: f"{v / 1e6:,.1f}", -1),
     ("seconds", lambda s: s["seconds"], lambda v: f"{v:.1f}", 0),
@@ -32,7 +33,9 @@ def comparison_table(runs: Sequence[tuple[str, Sequence[Summary]]], title: str |
     methods that communicate at all.
     """
     seeds = max((len(summaries) for _, summaries in runs), default=0)
-    table = Table(title=title, header_style="bold", caption=_caption(runs, seeds), caption_justify="left")
+    table = Table(
+        title=title, header_style="bold", box=SIMPLE_HEAD, caption=_caption(runs, seeds), caption_justify="left"
+    )
     table.add_column("method")
     means = {
         heading: [fmean(value(summary) for summary in summaries) for _, summaries in runs]

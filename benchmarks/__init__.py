@@ -1,0 +1,1 @@
+"""Speed, as ratios within one run: the machines this runs on are shared and noisy."""
