@@ -155,6 +155,8 @@ def merge(tables: Tables, changes: Tables) -> Tables:
     merged = dict(tables)
     for section, table in changes.items():
         kept = merged.get(section, {})
+        if not isinstance(kept, Mapping):
+            raise ConfigError(f"[{section}] must be a section of settings, not {kept!r}")
         default = DEFAULT_NAMES.get(section)
         renamed = default is not None and "name" in table and table["name"] != kept.get("name", default)
         merged[section] = {**({} if renamed else kept), **table}
@@ -235,13 +237,13 @@ def _algorithm_class(name: str) -> type[Algorithm[Any]]:
         if not (isinstance(found, type) and issubclass(found, Algorithm) and dataclasses.is_dataclass(found)):
             raise ConfigError(f"algorithm.name = {name!r} is not a dataclass derived from pfedla.Algorithm")
         return found
-    if name not in ALGORITHMS:
+    if str(name) not in ALGORITHMS:
         raise unknown_name("algorithm", str(name), ALGORITHMS)
     return ALGORITHMS[name]
 
 
 def _split_class(name: str) -> type[Split]:
-    if name not in SPLITS:
+    if str(name) not in SPLITS:
         raise unknown_name("split", str(name), SPLITS)
     return SPLITS[name]
 

@@ -166,7 +166,7 @@ class SimulatedFleet:
         order = sorted(ids, key=lambda client: -self._examples[client])
         if not self._hands:
             with _one_thread():
-                return {client: self._work(job(client)) for client in order}
+                return {client: self._work.do(job(client)) for client in order}
         answers: dict[int, Any] = {}
         idle, busy = list(self._hands), dict[Any, _Worker]()
         while order or busy:
@@ -203,8 +203,17 @@ class _Work:
         self.setting, self.data = setting, data
         self.model = FlatModel(copy.deepcopy(setting.template), setting.spec, setting.device)
 
-    def __call__(self, job: _Job) -> Any:
-        """Do a job for one client."""
+    def do(self, job: _Job) -> Any:
+        """Do a job for one client; whatever goes wrong is an error that names it."""
+        try:
+            return self._do(job)
+        except PfedlaError:
+            raise
+        except Exception as error:
+            text = f"client {job.client} failed in round {job.t}:\n{traceback.format_exc()}"
+            raise RunError(text) from error
+
+    def _do(self, job: _Job) -> Any:
         setting, client = self.setting, job.client
         task = Task(self.model, [self.data.train[client]], [client], setting.training, setting.seed, job.t)
         if job.kind == "train":
@@ -278,12 +287,9 @@ def _serve(connection: Connection, setting: Setting, data: _Data, parent: int) -
         except (EOFError, OSError):
             return
         try:
-            answer = True, _arrays(work(job))
+            answer = True, _arrays(work.do(job))
         except PfedlaError as error:
             answer = False, str(error)
-        except Exception:
-            text = f"client {job.client} failed in round {job.t}:\n{traceback.format_exc()}"
-            answer = False, text
         connection.send(answer)
 
 

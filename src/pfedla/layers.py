@@ -279,8 +279,8 @@ def _check_parameters(module: nn.Module) -> torch.dtype:
         if parameter.dtype not in (torch.float32, torch.float64):
             kind = str(parameter.dtype).removeprefix("torch.")
             raise ModelError(
-                f"parameter {name!r} is {kind}: plain SGD loses its small steps in that type. "
-                "Build the model in float32 (model.float()), or freeze the parameter (requires_grad=False)"
+                f"parameter {name!r} is {kind}, but only float32 and float64 are trained (plain SGD loses its small "
+                "steps in half precision): use model.float(), or freeze the parameter (requires_grad=False)"
             )
         if parameter.numel() == 0:
             raise ModelError(f"parameter {name!r} is empty")
@@ -315,4 +315,6 @@ def _group(paths: list[str], groups: Groups | None) -> dict[str, str]:
                 if taken.setdefault(path, layer) != layer:
                     raise ModelError(f"module {path!r} is matched by two layers: {taken[path]!r} and {layer!r}")
                 layer_by_module[path] = layer
+        if layer in paths and taken.get(layer) != layer:
+            raise ModelError(f"{layer!r} cannot name a layer of other modules: a module has that name")
     return layer_by_module

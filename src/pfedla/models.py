@@ -94,7 +94,7 @@ def import_object(path: str, setting: str) -> Callable[..., object]:
     module_name, _, attribute = path.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), attribute)
-    except ImportError as error:
+    except (ImportError, ValueError, TypeError) as error:
         raise ConfigError(f"{setting} = {path!r}: cannot import {module_name!r} ({error})") from error
     except AttributeError:
         raise ConfigError(f"{setting} = {path!r}: module {module_name!r} has no {attribute!r}") from None

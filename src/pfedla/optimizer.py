@@ -6,6 +6,7 @@ step. Adam's moments and step counts are kept by row: a row that rests keeps its
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -48,8 +49,8 @@ class Optimizer:
         """Refuse what cannot be stepped with."""
         if self.rule not in ("adam", "sgd"):
             raise ConfigError(f"{self.rule!r} is no optimizer: choose adam or sgd")
-        if not self.lr > 0:
-            raise ConfigError(f"an optimizer's learning rate must be above 0, not {self.lr:g}")
+        if not 0 < self.lr < math.inf:
+            raise ConfigError(f"an optimizer's learning rate must be above 0 and finite, not {self.lr:g}")
 
     def init(self, value: Rows) -> Trained:
         """Return parameters before their first step."""

@@ -65,9 +65,9 @@ class RunDirectory:
             raise RunError(f"{path} is a file: choose another --out")
         if directory.holds_run:
             if not overwrite:
-                state = "complete" if directory.complete else "unfinished"
+                state = "a complete" if directory.complete else "an unfinished"
                 go_on = "" if directory.complete else f", --resume {path} to go on with it"
-                raise RunError(f"{path} already holds a {state} run: choose another --out{go_on}, or --overwrite it")
+                raise RunError(f"{path} already holds {state} run: choose another --out{go_on}, or --overwrite it")
             directory._clear()
         elif path.is_dir() and any(path.iterdir()):
             raise RunError(f"{path} is not empty and holds no run: choose another --out")
@@ -139,7 +139,7 @@ class RunDirectory:
                 _, t, name = key.split("/", 2)
                 inspected.setdefault(int(t), {})[name] = tensor.numpy()
         lines = (self.path / METRICS).read_text().splitlines() if (self.path / METRICS).exists() else []
-        history = [record for record in map(json.loads, lines) if record["round"] <= facts["t"]]
+        history = [record for record in map(_record, lines) if record and record["round"] <= facts["t"]]
         text = "".join(json.dumps(record) + "\n" for record in history)
         _write(self.path / METRICS, text)
         return Moment(
@@ -175,6 +175,15 @@ class RunDirectory:
         for name in (CONFIG, METRICS, SUMMARY, CHECKPOINT, "ledger.npz", "alpha.npz", "weights.png"):
             (self.path / name).unlink(missing_ok=True)
         shutil.rmtree(self.path / "models", ignore_errors=True)
+
+
+def _record(line: str) -> dict[str, Any] | None:
+    """Read a line of metrics, unless it was cut off in the middle."""
+    try:
+        record: dict[str, Any] = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return record
 
 
 def _write(path: Path, text: str) -> None:

@@ -148,7 +148,7 @@ def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
 
 def check_model(template: nn.Module, samples: Sequence[Samples]) -> None:
     """Try the model on the first samples of the first client, and its outputs against everybody's labels."""
-    x, _ = samples[0].take(slice(0, 2))
+    x, _ = samples[0].take(slice(0, 2), like=next(p for p in template.parameters() if p.requires_grad))
     template.eval()
     try:
         with torch.inference_mode():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -35,9 +36,9 @@ class Training:
         for name, good in (
             ("local_epochs", self.local_epochs >= 1),
             ("batch_size", self.batch_size >= 1),
-            ("lr", self.lr > 0),
+            ("lr", 0 < self.lr < math.inf),
             ("momentum", 0 <= self.momentum < 1),
-            ("weight_decay", self.weight_decay >= 0),
+            ("weight_decay", 0 <= self.weight_decay < math.inf),
         ):
             if not good:
                 raise ConfigError(f"training.{name} = {getattr(self, name)} is out of range")
@@ -46,12 +47,13 @@ class Training:
 class Samples:
     """A client's inputs and labels, resident in memory and quick to take batches from.
 
-    Images of type uint8 stay so in memory and are scaled to [-1, 1] batch by batch; other inputs are used
-    as they are. Four-dimensional inputs are kept channels-last.
+    Inputs of type uint8 are taken for pixels: they stay so in memory and are scaled to [-1, 1] batch by batch.
+    Other inputs are used as they are, floating-point ones in the model's precision. Four-dimensional inputs are
+    kept channels-last.
     """
 
     def __init__(self, x: Tensor | np.ndarray, y: Tensor | np.ndarray) -> None:
-        x, y = torch.as_tensor(x), torch.as_tensor(y, dtype=torch.int64)
+        x, y = _copied(x), _copied(y).to(torch.int64)
         if x.dtype in (torch.float64, torch.float16, torch.bfloat16):
             x = x.float()
         self._image = x.dim() == 4
@@ -72,12 +74,21 @@ class Samples:
         self._y.share_memory_()
         return self
 
-    def take(self, index: Tensor | slice, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
-        """Return a batch, ready for the model."""
-        x, y = self._x[index].to(device), self._y[index].to(device)
+    def take(self, index: Tensor | slice, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a batch for a model whose parameters are `like` this: on its device, in its precision."""
+        x, y = self._x[index].to(like.device), self._y[index].to(like.device)
         if x.dtype == torch.uint8:
-            x = x.to(torch.float32).mul_(2 / 255).sub_(1)
+            x = x.to(like.dtype).mul_(2 / 255).sub_(1)
+        elif x.is_floating_point():
+            x = x.to(like.dtype)
         return (x.permute(0, 3, 1, 2) if self._image else x), y
+
+
+def _copied(values: Tensor | np.ndarray) -> Tensor:
+    """Return a copy on the CPU: the caller's memory stays the caller's."""
+    if isinstance(values, Tensor):
+        return values.detach().to("cpu", copy=True)
+    return torch.tensor(np.ascontiguousarray(values))
 
 
 class Score(NamedTuple):
@@ -149,10 +160,10 @@ class Task:
         generator = stream(self.seed, "batches", self.t, self.ids[row])
         for _ in range(self.training.local_epochs):
             batches = list(torch.randperm(len(samples), generator=generator).split(size))
-            if len(batches) > 1 and len(batches[-1]) == 1:  # batch norm cannot train on a single sample
+            if size > 1 and len(batches) > 1 and len(batches[-1]) == 1:  # batch norm cannot train on a single sample
                 batches[-2:] = [torch.cat(batches[-2:])]
             for index in batches:
-                yield samples.take(index, self.model.weights.device)
+                yield samples.take(index, self.model.weights)
 
 
 @torch.inference_mode()
@@ -164,7 +175,7 @@ def score(model: FlatModel, layers: Layers, samples: Sequence[Samples]) -> Score
         model.module.eval()
         right = total = 0.0
         for start in range(0, len(test), EVALUATION_BATCH):
-            x, y = test.take(slice(start, start + EVALUATION_BATCH), model.weights.device)
+            x, y = test.take(slice(start, start + EVALUATION_BATCH), model.weights)
             logits = model.module(x)
             right += float((logits.argmax(1) == y).sum())
             total += float(functional.cross_entropy(logits, y, reduction="sum"))

@@ -63,7 +63,7 @@ def aggregate(alpha: Tensor, theta: Layers, names: tuple[str, ...], sources: Map
     Running statistics ride along under the weights of the layer in `sources`, their own by default.
     """
     mixed_as = {key: sources.get(key, layer_of(key)) for key in theta}
-    return {key: alpha[:, names.index(mixed_as[key])] @ rows for key, rows in theta.items()}
+    return {key: alpha[:, names.index(mixed_as[key])].to(rows) @ rows for key, rows in theta.items()}
 
 
 def inner_products(delta: Layers, theta: Layers, names: tuple[str, ...]) -> Tensor:
@@ -107,7 +107,7 @@ class PFedLA(Algorithm[Clients]):
     embedding: int = 100
     hidden: int = 100
     statistics: Literal["source", "own"] = "source"
-    sources: dict[str, str] = field(default_factory=dict, metadata=RESOLVED)  # statistics entry -> layer
+    sources: dict[str, str] = field(default_factory=dict, hash=False, metadata=RESOLVED)  # statistics entry -> layer
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""

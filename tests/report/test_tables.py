@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from pfedla.report.tables import comparison_table
+
+
+def summary(accuracy: float, down: int, seed: int = 0) -> dict[str, Any]:
+    return {
+        "dataset": "some-data",
+        "clients": 3,
+        "rounds": 5,
+        "seed": seed,
+        "accuracy_mean": accuracy,
+        "accuracy_std": 0.1,
+        "accuracy_worst": accuracy - 0.1,
+        "accuracy_after_training": 0.9,
+        "bytes_down": down,
+        "bytes_up": 2 * down,
+        "seconds": 1.0,
+    }
+
+
+def printed(runs: Any) -> list[str]:
+    console = Console(width=150, file=io.StringIO())
+    console.print(comparison_table(runs))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def row(lines: list[str], method: str) -> list[str]:
+    return next(line for line in lines if line.split()[:1] == [method]).split()
+
+
+def test_the_best_of_each_column_is_marked() -> None:
+    lines = printed(
+        [("alone", [summary(0.5, 0)]), ("wide", [summary(0.75, 4_000_000)]), ("lean", [summary(0.7, 10**6)])]
+    )
+    assert row(lines, "alone") == ["alone", "50.00", "10.00", "40.00", "90.00", "*", "0.0", "0.0", "1.0"]
+    assert row(lines, "wide")[1:5] == ["75.00", "*", "10.00", "65.00"]
+    assert row(lines, "lean")[-6:] == ["*", "1.0", "*", "2.0", "*", "1.0"]  # the least traffic of those that talk
+
+
+def test_seeds_are_averaged_and_their_spread_is_shown() -> None:
+    lines = printed([("one", [summary(0.5, 1), summary(0.7, 1, seed=1)])])
+    assert row(lines, "one")[1:3] == ["60.00", "14.14"]
+    assert any("means over 2 seeds" in line for line in lines)
+    assert "*" not in "".join(lines)  # nothing to be best of

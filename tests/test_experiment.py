@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import pfedla
+from pfedla import Experiment, FedAvg, PFedLA, Training, resume, run_experiment
+from pfedla.algorithms import ALGORITHMS
+from pfedla.config import Tables
+from pfedla.errors import ConfigError, DataError, ModelError
+from pfedla.simulation import Progress
+
+QUICK = Training(local_epochs=1, batch_size=8)
+ISSUE_KEYS = {
+    *("algorithm", "dataset", "clients", "rounds", "seed"),
+    *("accuracy_mean", "accuracy_std", "accuracy_worst", "accuracy_after_training"),
+    *("bytes_down", "bytes_up", "seconds", "samples_per_second"),
+}
+
+
+def linear() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 3))
+
+
+def arrays(count: int = 20, seed: int = 0, width: int = 4) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(count, width)).astype(np.float32), np.arange(count) % 3
+
+
+def run(clients: Any, model: Any = linear, algorithm: Any = None, **settings: Any) -> pfedla.Result:
+    how = {"rounds": 2, "training": QUICK, "workers": 0, **settings}
+    return pfedla.run(algorithm or PFedLA(), model, clients, **how)
+
+
+def timeless(summary: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in summary.items() if key not in ("seconds", "samples_per_second")}
+
+
+# ---- own data
+
+
+def test_arrays_and_tensors_give_the_same_run() -> None:
+    pairs = [arrays(seed=i) for i in range(3)]
+    one = run(pairs)
+    other = run([(torch.from_numpy(x), torch.from_numpy(y)) for x, y in pairs])
+    assert set(one.summary) >= ISSUE_KEYS
+    assert (one.summary["algorithm"], one.summary["dataset"], one.summary["clients"]) == ("pfedla", "own data", 3)
+    assert timeless(one.summary) == timeless(other.summary)
+    assert one.alpha is not None
+    assert one.alpha.shape == (1, 3, 1, 3)
+
+
+def test_own_test_data_are_used_for_the_test_alone() -> None:
+    x, y = arrays()
+    flipped = (y + 1) % 3
+    model, long = nn.Linear(4, 3, bias=False), Training(local_epochs=200, lr=0.5)
+    model.weight.data.zero_()
+    x = (np.eye(3)[y] @ np.eye(3, 4) * 3).astype(np.float32)
+    good, bad = (run([(x, y, x, test)], model, FedAvg(), rounds=1, training=long) for test in (y, flipped))
+    assert good.summary["accuracy_mean"] == 1
+    assert bad.summary["accuracy_mean"] == 0
+
+
+def test_the_given_module_and_data_are_left_alone() -> None:
+    model, (x, y) = linear(), arrays()
+    before, data = model.get_parameter("0.weight").detach().clone(), (torch.from_numpy(x), torch.from_numpy(y))
+    state = torch.random.get_rng_state()
+    run([(*data, *data)] * 2, model)
+    assert torch.equal(model.get_parameter("0.weight"), before)
+    assert model.training
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert not data[0].is_shared()
+
+
+def test_arrays_that_cannot_be_written_or_run_backwards_are_used() -> None:
+    x, y = arrays()
+    x.flags.writeable = False
+    assert run([(x, y, x[::-1], y[::-1])] * 2).summary["clients"] == 2
+
+
+def test_a_model_of_double_precision_can_be_run() -> None:
+    for algorithm in (kind() for kind in ALGORITHMS.values()):
+        assert run([arrays()] * 2, lambda: linear().double(), algorithm).spec.dtype == torch.float64
+
+
+def test_layers_can_be_joined_by_name() -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+
+    result = run([arrays()] * 2, make, layers={"all": ["0", "2"]})
+    assert result.spec.names == ("all",)
+
+
+def test_one_client_alone_and_partial_participation_work() -> None:
+    assert run([arrays()]).summary["clients"] == 1
+    ledger = run([arrays()] * 5, participants=2, rounds=3).ledger.arrays()
+    assert np.bincount(ledger["round"]).tolist() == [0, 2, 2, 2]
+
+
+X, Y = arrays()
+
+
+@pytest.mark.parametrize(
+    ("clients", "message"),
+    [
+        ([], "there are no clients"),
+        ([(X, Y), (X, Y - 1)], "client-1: label -1 is negative"),
+        ([(X, Y.astype(float))], "client-0: labels must be whole numbers in one dimension, not float64"),
+        ([(X, Y[:, None])], "labels must be whole numbers in one dimension"),
+        ([(X, Y[:-1])], "client-0: 20 inputs but 19 labels"),
+        ([(X[:0], Y[:0])], "client-0 has no samples"),
+        ([(X, Y, X)], r"client-0 must be \(x, y\) or \(x, y, x_test, y_test\), not 3 values"),
+        ([(X, Y, X, Y - 1)], "client-0: label -1 is negative"),
+        ([(X, Y), arrays(width=5)], r"must have one shape, not \(4,\) and \(5,\)"),
+        ([(X[:1], Y[:1])], "client-0: "),
+    ],
+)
+def test_data_that_do_not_fit_are_refused(clients: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        run(clients)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda: nn.Linear(4, 2), "client 0 has labels from 0 to 2, but the model has 2 outputs"),
+        (lambda: nn.Linear(5, 3), r"the model does not take the data: a batch of shape \(2, 4\)"),
+        (lambda: "model", "the model factory returned str, not a torch.nn.Module"),
+        (lambda: nn.Sequential(nn.Linear(4, 3), nn.Unflatten(1, (3, 1))), r"not a tensor of shape \(2, 3, 1\)"),
+        (lambda: nn.LSTM(4, 3), "logits of shape .* not tuple"),
+    ],
+)
+def test_models_that_do_not_fit_the_data_are_refused(model: Callable[[], nn.Module], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        run([arrays()] * 2, model)
+
+
+@pytest.mark.parametrize("wrong", ["pfedla", PFedLA])
+def test_what_is_no_algorithm_is_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=r"algorithm must be one such as pfedla\.PFedLA\(\)"):
+        run([arrays()], algorithm=wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"device": "gpu9"}, {"rounds": 0}, {"participants": 4}, {"eval_every": 0}])
+def test_settings_that_do_not_fit_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        run([arrays()] * 3, **wrong)
+
+
+# ---- experiments
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Own images in files, one a client."""
+    path = tmp_path / "images"
+    path.mkdir()
+    rng = np.random.default_rng(0)
+    for client in range(4):
+        x, y = rng.integers(0, 256, (12 + client, 3, 16, 16), dtype=np.uint8), np.arange(12 + client) % 3
+        np.savez(path / f"phone-{client}.npz", x=x, y=y)
+    return path
+
+
+def tables(folder: Path, algorithm: str = "pfedla") -> Tables:
+    return {
+        "algorithm": {"name": algorithm},
+        "data": {"folder": str(folder)},
+        "training": {"local_epochs": 1, "batch_size": 4},
+        "run": {"rounds": 4, "participants": 3, "eval_every": 2, "checkpoint_every": 0, "workers": 0},
+    }
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_an_interrupted_experiment_resumes_from_its_directory(algorithm: str, folder: Path, tmp_path: Path) -> None:
+    def stop(progress: Progress) -> None:
+        if progress.t == 3:
+            raise KeyboardInterrupt
+
+    experiment = Experiment.from_tables(tables(folder, algorithm))
+    whole = run_experiment(experiment, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(experiment, tmp_path / "parts", watch=stop)
+    resumed = resume(tmp_path / "parts", workers=1)
+    assert timeless(whole.summary) == timeless(resumed.summary)
+    assert whole.summary["dataset"] == "images"
+    names = sorted(str(file.relative_to(tmp_path / "whole")) for file in (tmp_path / "whole").rglob("*"))
+    assert names == sorted(str(file.relative_to(tmp_path / "parts")) for file in (tmp_path / "parts").rglob("*"))
+    for name in names:
+        one, other = (tmp_path / part / name for part in ("whole", "parts"))
+        if name.endswith(".safetensors"):
+            saved = load_file(other)
+            assert all(torch.equal(tensor, saved[key]) for key, tensor in load_file(one).items())
+        elif name.endswith(".npz"):
+            with np.load(one) as a, np.load(other) as b:
+                assert all(np.array_equal(a[key], b[key]) for key in a)
+
+
+def test_a_run_leaves_what_it_promises(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = run_experiment(Experiment.from_tables(tables(folder)), out)
+    files = {"config.toml", "metrics.jsonl", "summary.json", "ledger.npz", "alpha.npz", "models"}
+    assert {file.name for file in out.iterdir()} == files
+    assert json.loads((out / "summary.json").read_text()) == result.summary
+    assert [json.loads(line)["round"] for line in (out / "metrics.jsonl").read_text().splitlines()] == [2, 4]
+    with np.load(out / "alpha.npz") as saved:
+        assert saved["alpha"].shape == (2, 4, 7, 4)
+        assert saved["layers"].tolist() == list(result.spec.names)
+    x = torch.rand(2, 3, 16, 16)
+    model = result.model(2)
+    expected = model(x)
+    model.load_state_dict({key: torch.zeros_like(value) for key, value in model.state_dict().items()})
+    model.load_state_dict(load_file(out / "models" / "phone-2.safetensors"))
+    assert torch.equal(model(x), expected)
+
+
+def test_the_saved_configuration_repeats_the_run(tmp_path: Path) -> None:
+    wanted: Tables = {
+        "algorithm": {"name": "heurpfedla"},
+        "data": {"clients": 3, "samples_per_client": 12},
+        "model": {"name": "mlp"},
+        "training": {"local_epochs": 1},
+        "run": {"rounds": 2, "workers": 0, "seed": 5},
+    }
+    first = run_experiment(Experiment.from_tables(wanted), tmp_path / "run")
+    loaded = Experiment.load(tmp_path / "run" / "config.toml")
+    assert loaded.tables() == Experiment.from_tables(wanted).tables()
+    assert timeless(run_experiment(loaded).summary) == timeless(first.summary)
+    assert first.summary["dataset"] == "fashion-mnist-10k"
+    assert (first.summary["seed"], first.summary["rounds"]) == (5, 2)
+
+
+def test_nothing_is_written_if_the_run_is_refused(folder: Path, tmp_path: Path) -> None:
+    wanted = tables(folder) | {"model": {"layers": {"x": "nothing"}}}
+    with pytest.raises(ModelError, match="matches no module"):
+        run_experiment(Experiment.from_tables(wanted), tmp_path / "run")
+    wanted = tables(folder) | {"algorithm": {"name": "pfedla", "retain": 99}}
+    with pytest.raises(ConfigError, match=r"algorithm\.retain = 99"):
+        run_experiment(Experiment.from_tables(wanted), tmp_path / "run")
+    wanted = tables(folder) | {"run": {"participants": 99}}
+    with pytest.raises(ConfigError, match="participants = 99"):
+        run_experiment(Experiment.from_tables(wanted), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from pfedla.algorithms import FedAvg, PFedLA
+from pfedla.config import Run
+from pfedla.errors import ConfigError, RunError
+from pfedla.fleet import Setting, SimulatedFleet, available_workers
+from pfedla.layers import Layers
+from pfedla.simulation import simulate
+from pfedla.training import Samples, Task
+from pfedla.wire import Payload
+
+Make = Callable[..., Setting]
+Data = Callable[..., list[Samples]]
+
+
+@dataclass(frozen=True)
+class Killed(FedAvg):
+    """A method whose worker is killed at client 2."""
+
+    def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
+        if task.ids[0] == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().train(own, got, task)
+
+
+@dataclass(frozen=True)
+class Faulty(FedAvg):
+    """A method with a mistake at client 1, in round 2."""
+
+    def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
+        if (task.ids[0], task.t) == (1, 2):
+            raise ZeroDivisionError("a mistake")
+        return super().train(own, got, task)
+
+
+@dataclass(frozen=True)
+class Keeping(FedAvg):
+    """A method whose clients keep something of their own, and read it in the next round."""
+
+    def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
+        kept, upload = super().train(own, got, task)
+        times = own.get("fc2#times", torch.zeros(1, 1)) + 1
+        return {**kept, "fc2#times": times}, upload
+
+
+def download(setting: Setting, ids: list[int]) -> Payload:
+    state = setting.algorithm.init(setting.spec.read(setting.template), 4, torch.Generator())
+    return setting.algorithm.download(state, torch.tensor(ids))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        (Killed(), r"a worker died \(signal SIGKILL\) while it worked for client 2 in round 1.*fewer workers"),
+        (Faulty(), r"(?s)client 1 failed in round 2:.*ZeroDivisionError: a mistake"),
+    ],
+)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_failing_client_ends_the_run_and_is_named(
+    algorithm: FedAvg, message: str, workers: int, setting: Make, data: Data
+) -> None:
+    with pytest.raises(RunError, match=message):
+        simulate(setting(algorithm, "mlp"), data(4), data(4), Run(rounds=3, workers=workers), {})
+    assert not multiprocessing.active_children()
+
+
+def test_a_clients_divergence_is_reported_without_a_traceback(setting: Make, data: Data) -> None:
+    with pytest.raises(RunError, match=r"^training diverged at client \d in round 1"):
+        simulate(setting(FedAvg(), "mlp", lr=1e30), data(2), data(2), Run(rounds=1, workers=1), {})
+
+
+def test_what_clients_trained_is_theirs_after_commit_only(setting: Make, data: Data, same: Callable[..., None]) -> None:
+    made, samples, ids = setting(FedAvg()), data(4), [1, 3]
+    with SimulatedFleet(made, samples, samples, workers=0) as fleet:
+        before = copy.deepcopy(fleet.own)
+        answered, upload = fleet.train(ids, download(made, ids), 1)
+        same(fleet.own, before)
+        assert not fleet.trained.any()
+        fleet.train(ids, download(made, ids), 1)  # again, as after Ctrl-C: the same
+        fleet.commit()
+        assert answered == ids
+        assert fleet.trained.tolist() == [False, True, False, True]
+        for key, rows in upload.layers.items():
+            torch.testing.assert_close(fleet.own[key][ids], before[key][ids] + rows)
+        after = copy.deepcopy(fleet.own)
+        fleet.commit()
+        same(fleet.own, after)
+
+
+def test_answers_come_sorted_whatever_the_order_asked(setting: Make, data: Data, same: Callable[..., None]) -> None:
+    made, samples = setting(FedAvg(), "mlp"), data(4)
+    with SimulatedFleet(made, samples, samples, workers=0) as fleet:
+        one = fleet.train([3, 0, 2], download(made, [3, 0, 2]), 1)
+        other = fleet.train([0, 2, 3], download(made, [0, 2, 3]), 1)
+    assert one[0] == other[0] == [0, 2, 3]
+    same(one[1], other[1])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_clients_keep_what_their_method_adds(workers: int, setting: Make, data: Data) -> None:
+    made, samples = setting(Keeping(), "mlp"), data(4)
+    with SimulatedFleet(made, samples, samples, workers) as fleet:
+        for t, ids in enumerate(([0, 1], [1, 3]), 1):
+            fleet.train(ids, download(made, ids), t)
+            fleet.commit()
+        assert fleet.own["fc2#times"].flatten().tolist() == [1, 2, 0, 1]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_scores_are_in_the_order_asked(workers: int, setting: Make, data: Data) -> None:
+    made, samples = setting(PFedLA()), data(4)
+    with SimulatedFleet(made, samples, samples, workers) as fleet:
+        forward = fleet.evaluate([0, 1, 2, 3], download(made, [0, 1, 2, 3]), 1)
+        backward = fleet.evaluate([3, 2, 1, 0], download(made, [3, 2, 1, 0]), 1)
+    assert np.allclose(forward.personalized.loss, backward.personalized.loss[::-1])
+    assert len(set(forward.personalized.loss)) == 4
+    assert np.isnan(forward.after_training.accuracy).all()
+
+
+def test_closing_leaves_no_process(setting: Make, data: Data) -> None:
+    fleet = SimulatedFleet(setting(FedAvg()), data(3), data(3), workers=5)
+    assert fleet.workers == 3
+    assert len(multiprocessing.active_children()) == 3
+    fleet.close()
+    fleet.close()
+    assert not multiprocessing.active_children()
+
+
+def test_workers_are_counted() -> None:
+    assert 1 <= available_workers() <= (os.cpu_count() or 1)
+
+
+def test_a_negative_number_of_workers_is_refused(setting: Make, data: Data) -> None:
+    with pytest.raises(ConfigError, match="workers = -2 must be 0"):
+        SimulatedFleet(setting(FedAvg()), data(1), data(1), workers=-2)

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from pfedla.errors import ConfigError
+from pfedla.optimizer import Optimizer, Rows
+
+
+def draw(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def value() -> Rows:
+    return {"w": draw(4, 2, 3, seed=1), "b": draw(4, 3, seed=2)}
+
+
+@pytest.mark.parametrize("rule", ["adam", "sgd"])
+def test_a_row_steps_as_torchs_optimizer_would(rule: Literal["adam", "sgd"], value: Rows) -> None:
+    optimizer = Optimizer(rule, 0.01)
+    trained = optimizer.init({name: x.clone() for name, x in value.items()})
+    alone = {name: x[2].clone().requires_grad_() for name, x in value.items()}
+    kind = (
+        torch.optim.Adam(alone.values(), 0.01, eps=1e-12) if rule == "adam" else torch.optim.SGD(alone.values(), 0.01)
+    )
+    for step, rows in enumerate([[2], [0, 2], [1], [3, 2, 0]]):
+        direction = {name: draw(len(rows), *x.shape[1:], seed=10 + step) for name, x in value.items()}
+        optimizer.ascend(trained, direction, torch.tensor(rows))
+        if 2 in rows:
+            for name, x in alone.items():
+                x.grad = -direction[name][rows.index(2)]  # torch descends
+            kind.step()
+    for name, x in alone.items():
+        torch.testing.assert_close(trained.value[name][2], x.detach(), rtol=1e-6, atol=1e-7)
+    assert trained.steps.tolist() == [2, 1, 3, 1]
+
+
+@pytest.mark.parametrize("rule", ["adam", "sgd"])
+def test_rows_that_rest_keep_everything(rule: Literal["adam", "sgd"], value: Rows) -> None:
+    optimizer = Optimizer(rule, 0.1)
+    trained = optimizer.init({name: x.clone() for name, x in value.items()})
+    optimizer.ascend(trained, {name: x.clone() for name, x in value.items()}, torch.arange(4))
+    before = {
+        f"{part}.{name}": x.clone()
+        for part in ("value", "first", "second")
+        for name, x in getattr(trained, part).items()
+    }
+    optimizer.ascend(trained, {name: x[[1, 3]] for name, x in value.items()}, torch.tensor([1, 3]))
+    for key, rows in before.items():
+        part, name = key.split(".")
+        after = getattr(trained, part)[name]
+        assert torch.equal(after[[0, 2]], rows[[0, 2]]), key
+        assert not torch.equal(after[[1, 3]], rows[[1, 3]]), key
+
+
+@pytest.mark.parametrize("rule", ["adam", "sgd"])
+def test_ascend_goes_up(rule: Literal["adam", "sgd"], value: Rows) -> None:
+    optimizer = Optimizer(rule, 0.1)
+    trained = optimizer.init({name: x.clone() for name, x in value.items()})
+    optimizer.ascend(trained, {name: torch.ones_like(x) for name, x in value.items()}, torch.arange(4))
+    for name, x in trained.value.items():
+        torch.testing.assert_close(x, value[name] + 0.1)
+
+
+def test_rows_are_copied(value: Rows) -> None:
+    trained = Optimizer("sgd", 0.1).init(value)
+    trained.rows(torch.tensor([1]))["w"].fill_(9)
+    assert not (trained.value["w"] == 9).any()
+
+
+def test_wrong_settings_are_refused() -> None:
+    with pytest.raises(ConfigError, match="'lion' is no optimizer: choose adam or sgd"):
+        Optimizer("lion", 0.1)  # type: ignore[arg-type]
+    for lr in (0.0, -1.0, float("nan")):
+        with pytest.raises(ConfigError, match="must be above 0"):
+            Optimizer("sgd", lr)

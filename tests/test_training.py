@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from pfedla.algorithms import FedAvg
+from pfedla.errors import ConfigError, RunError
+from pfedla.fleet import Setting
+from pfedla.layers import FlatModel, LayerSpec
+from pfedla.randomness import stream
+from pfedla.training import EVALUATION_BATCH, Samples, Task, Training, score
+
+Make = Callable[..., Setting]
+TaskOf = Callable[..., Task]
+
+LIKE = torch.empty(0)  # a model in single precision on the CPU
+
+
+@pytest.mark.parametrize(("momentum", "weight_decay"), [(0.0, 0.0), (0.9, 0.01)])
+def test_fit_is_a_bare_loop_of_torch(
+    momentum: float, weight_decay: float, setting: Make, task_of: TaskOf, data: Callable[..., list[Samples]]
+) -> None:
+    made = setting(FedAvg(), "mlp", momentum=momentum, weight_decay=weight_decay, local_epochs=3)
+    client, t = 1, 4
+    task = task_of(made, [client], t)
+    trained = task.fit(made.spec.read(made.template))
+    module, samples = copy.deepcopy(made.template), data(7)[client]
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=momentum, weight_decay=weight_decay)
+    order = stream(made.seed, "batches", t, client)
+    for _ in range(3):
+        for index in torch.randperm(len(samples), generator=order).split(4):
+            x, y = samples.take(index, LIKE)
+            optimizer.zero_grad()
+            functional.cross_entropy(module(x), y).backward()
+            optimizer.step()
+    for key, rows in made.spec.read(module).items():
+        torch.testing.assert_close(trained[key], rows, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "batches"), [(9, 4, [4, 5]), (8, 4, [4, 4]), (10, 4, [4, 4, 2]), (1, 4, [1]), (3, 8, [3])]
+)
+def test_a_last_batch_of_one_joins_the_one_before(count: int, size: int, batches: list[int], setting: Make) -> None:
+    made = setting(FedAvg(), "mlp", batch_size=size, local_epochs=2)
+    samples = Samples(np.arange(count, dtype=np.float32)[:, None], np.zeros(count, dtype=np.int64))
+    task = Task(FlatModel(copy.deepcopy(made.template), made.spec), [samples], [0], made.training, 0, 1)
+    seen = [x[:, 0].tolist() for x, _ in task._batches(0)]
+    assert [len(batch) for batch in seen] == batches * 2
+    for epoch in (seen[: len(batches)], seen[len(batches) :]):
+        assert sorted(x for batch in epoch for x in batch) == list(range(count))
+
+
+def test_batches_depend_on_seed_round_and_client_alone(setting: Make, task_of: TaskOf) -> None:
+    made = setting(FedAvg())
+    start = made.spec.read(made.template)
+    twice = {key: rows.repeat(2, 1) for key, rows in start.items()}
+    alone, after_another = task_of(made, [2]).fit(start), task_of(made, [0, 2]).fit(twice)
+    assert all(torch.equal(alone[key][0], after_another[key][1]) for key in start)
+    assert not torch.equal(alone["fc"], task_of(made, [2], t=2).fit(start)["fc"])
+    other_seed = setting(FedAvg(), seed=4)
+    assert not torch.equal(alone["fc"], task_of(other_seed, [2]).fit(start)["fc"])
+
+
+def test_training_draws_dropout_from_its_own_address(setting: Make, task_of: TaskOf) -> None:
+    made = setting(FedAvg())
+    start = made.spec.read(made.template)
+    torch.manual_seed(1)
+    before = torch.random.get_rng_state()
+    one = task_of(made, [0]).fit(start)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert all(torch.equal(rows, one[key]) for key, rows in task_of(made, [0]).fit(start).items())
+
+
+def test_divergence_names_client_and_round(setting: Make, task_of: TaskOf) -> None:
+    made = setting(FedAvg(), "mlp", lr=1e30)
+    with pytest.raises(RunError, match=r"diverged at client 3 in round 9.*Lower training\.lr \(now 1e\+30\)"):
+        task_of(made, [3], t=9).fit(made.spec.read(made.template))
+
+
+def test_images_of_bytes_are_scaled_and_others_are_not() -> None:
+    pixels = np.array([0, 51, 255], dtype=np.uint8).reshape(1, 3, 1, 1)
+    x, y = Samples(pixels, np.array([1])).take(slice(0, 1), LIKE)
+    torch.testing.assert_close(x.flatten(), torch.tensor([-1.0, -0.6, 1.0]))
+    assert x.shape == (1, 3, 1, 1)
+    assert y.dtype == torch.int64
+    x, _ = Samples(np.array([[3.0, 300.0]]), np.array([0])).take(slice(0, 1), LIKE)
+    assert x.dtype == torch.float32
+    assert x.tolist() == [[3.0, 300.0]]
+    x, _ = Samples(torch.tensor([[3, 7]]), torch.tensor([0])).take(slice(0, 1), LIKE)
+    assert x.dtype == torch.int64
+
+
+def test_images_come_back_in_their_shape() -> None:
+    x = torch.arange(2 * 3 * 4 * 5, dtype=torch.float32).view(2, 3, 4, 5)
+    samples = Samples(x, torch.tensor([2, 0]))
+    assert torch.equal(samples.take(torch.tensor([1, 0]), LIKE)[0], x[[1, 0]])
+    assert (len(samples), samples.labels) == (2, (0, 2))
+
+
+def test_scores_are_the_share_of_right_answers_and_the_mean_loss() -> None:
+    module = nn.Linear(2, 2, bias=False)
+    spec = LayerSpec.of(module)
+    rows = {"(root)": torch.tensor([[1.0, 0.0, 0.0, 1.0], [0.0, 1.0, 1.0, 0.0]])}  # logits = x, and x reversed
+    x, y = np.array([[2.0, 0.0], [0.0, 1.0], [0.0, 3.0], [4.0, 0.0]]), np.array([0, 1, 0, 0])
+    samples = Samples(x.astype(np.float32), y)
+    found = score(FlatModel(module, spec), rows, [samples, samples])
+    for row, logits in enumerate((x, x[:, ::-1])):
+        losses = [np.log(np.exp(z).sum()) - z[label] for z, label in zip(logits, y, strict=True)]
+        assert found.loss[row] == pytest.approx(np.mean(losses), rel=1e-6)
+    assert found.accuracy.tolist() == [0.75, 0.25]
+
+
+def test_scores_do_not_depend_on_batches_and_leave_statistics_alone(setting: Make) -> None:
+    made = setting(FedAvg())
+    rng = np.random.default_rng(0)
+    count = EVALUATION_BATCH + 7
+    many = Samples(rng.normal(size=(count, 2, 6, 6)).astype(np.float32), rng.integers(0, 3, count))
+    model, layers = FlatModel(copy.deepcopy(made.template), made.spec), made.spec.read(made.template)
+    found = score(model, layers, [many])
+    with torch.no_grad():
+        x, y = many.take(slice(0, count), LIKE)
+        logits = copy.deepcopy(made.template).eval()(x)
+    assert found.accuracy[0] == pytest.approx(float((logits.argmax(1) == y).double().mean()))
+    assert found.loss[0] == pytest.approx(float(functional.cross_entropy(logits, y)), rel=1e-5)
+    assert all(torch.equal(rows, layers[key]) for key, rows in model.read().items())
+
+
+def test_without_test_samples_there_is_no_score(setting: Make) -> None:
+    made = setting(FedAvg(), "mlp")
+    none = Samples(np.zeros((0, 2, 6, 6), dtype=np.float32), np.zeros(0, dtype=np.int64))
+    found = score(FlatModel(copy.deepcopy(made.template), made.spec), made.spec.read(made.template), [none])
+    assert np.isnan(found.accuracy[0])
+    assert np.isnan(found.loss[0])
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"local_epochs": 0}, {"batch_size": 0}, {"lr": 0.0}, {"momentum": 1.0}, {"weight_decay": -1.0}]
+)
+def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=rf"training\.{next(iter(wrong))} = .* is out of range"):
+        Training(**wrong)
