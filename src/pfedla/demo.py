@@ -18,7 +18,8 @@ DEMO: Tables = {
         "test_samples_per_client": 200,
     },
     "split": {"name": "groups", "groups": 4, "classes_per_client": 4},
-    "training": {"lr": 0.01},
-    "run": {"rounds": 50},
+    "model": {"name": "lenet-bn"},
+    "training": {"local_epochs": 5, "lr": 0.01},
+    "run": {"rounds": 40},
 }
 DEMO_METHODS = ["local", "fedavg", "pfedla", "heurpfedla"]
