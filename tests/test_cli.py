@@ -166,7 +166,7 @@ def test_compare_lists_every_run(pfedla: Any) -> None:
     ]
     assert Path("both/local-seed1/summary.json").exists()
     assert "hyper_lr = 0.01" in Path("both/pfedla,retain=1,hyper_lr=0.01-seed0/config.toml").read_text()
-    assert "± seeds" in out
+    assert "means over 2 seeds" in out
     assert "*" in out
 
 
@@ -202,6 +202,17 @@ def test_own_data_from_a_folder(pfedla: Any) -> None:
     assert code == 0
     assert json.loads(out)["dataset"] == "sites"
     assert {path.name for path in Path("here/models").iterdir()} == {"a.safetensors", "b.safetensors"}
+
+
+def test_own_data_with_a_client_column(pfedla: Any) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 5)).astype(np.float32)
+    np.savez("wards.npz", x=x, y=(x[:, 0] > 0).astype(np.int64), client=np.arange(60) % 3)
+    words = ["run", "--folder", "wards.npz", "--rounds", "2", "--workers", "0", "--out", "here", "--json"]
+    code, out, _ = pfedla(*words)
+    assert code == 0
+    assert (json.loads(out)["dataset"], json.loads(out)["clients"]) == ("wards", 3)
+    assert "FILE.npz" in pfedla("run", "--split", "column")[2]
 
 
 @pytest.mark.parametrize("split", sorted(set(SPLITS) - {"classes", "column"}))

@@ -15,9 +15,10 @@ from pfedla.algorithms import FedAvg, PFedLA
 from pfedla.config import Run
 from pfedla.errors import ConfigError, RunError
 from pfedla.fleet import Setting, SimulatedFleet, available_workers
-from pfedla.layers import Layers
+from pfedla.layers import Layers, LayerSpec
+from pfedla.models import MLP
 from pfedla.simulation import simulate
-from pfedla.training import Samples, Task
+from pfedla.training import Samples, Task, Training
 from pfedla.wire import Payload
 
 Make = Callable[..., Setting]
@@ -48,10 +49,14 @@ class Faulty(FedAvg):
 class Keeping(FedAvg):
     """A method whose clients keep something of their own, and read it in the next round."""
 
+    forget: bool = False
+
+    def enroll(self, theta: Layers) -> Layers:
+        return {**theta, "fc2#times": torch.full((1, 1), 5.0)}
+
     def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
         kept, upload = super().train(own, got, task)
-        times = own.get("fc2#times", torch.zeros(1, 1)) + 1
-        return {**kept, "fc2#times": times}, upload
+        return kept if self.forget else {**kept, "fc2#times": own["fc2#times"] + 1}, upload
 
 
 def download(setting: Setting, ids: list[int]) -> Payload:
@@ -114,7 +119,30 @@ def test_clients_keep_what_their_method_adds(workers: int, setting: Make, data: 
         for t, ids in enumerate(([0, 1], [1, 3]), 1):
             fleet.train(ids, download(made, ids), t)
             fleet.commit()
-        assert fleet.own["fc2#times"].flatten().tolist() == [1, 2, 0, 1]
+        assert fleet.own["fc2#times"].flatten().tolist() == [6, 7, 5, 6]
+
+
+def test_a_method_that_forgets_what_its_clients_keep_is_refused(setting: Make, data: Data) -> None:
+    made, samples = setting(Keeping(forget=True), "mlp"), data(4)
+    with (
+        SimulatedFleet(made, samples, samples, workers=0) as fleet,
+        pytest.raises(RunError, match=r"client 2 must keep .* differs: fc2#times"),
+    ):
+        fleet.train([2], download(made, [2]), 1)
+
+
+def test_workers_can_be_spawned(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = MLP((4,), 2)
+    spec = LayerSpec.of(model)
+    made = Setting(model, spec, FedAvg(), Training(local_epochs=1), seed=0)
+    samples = [Samples(torch.randn(8, 4), torch.arange(8) % 2) for _ in range(2)]
+    got = FedAvg().download(FedAvg().init(spec.read(model), 2, torch.Generator()), torch.tensor([0, 1]))
+    uploads = []
+    for workers in (0, 1):
+        monkeypatch.setattr("pfedla.fleet.START_METHOD", "spawn")
+        with SimulatedFleet(made, samples, samples, workers) as fleet:
+            uploads.append(fleet.train([0, 1], got, 1)[1].layers)
+    assert all(torch.equal(uploads[0][key], uploads[1][key]) for key in spec.names)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])

@@ -69,6 +69,13 @@ class Algorithm(ABC, Generic[State]):
 
     # ---- on the client
 
+    def enroll(self, theta: Layers) -> Layers:
+        """Return what a client keeps before its first round: by default the common model `theta`, `(1, numbers)`.
+
+        A method that keeps more adds entries of its own kinds, `"conv1#control"`; `train` returns the same entries.
+        """
+        return theta
+
     def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
         """Train locally; return what the client keeps and what it sends.
 

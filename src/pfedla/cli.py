@@ -39,9 +39,9 @@ Command = Callable[..., None]
 
 DATA_OPTIONS: tuple[tuple[str, str, type, str], ...] = (  # option, where its value belongs, its type, help
     ("dataset", "data.dataset", str, f"One of {', '.join(DATASETS)}."),
-    ("folder", "data.folder", str, "Own data instead: a folder with one .npz (x, y) a client."),
+    ("folder", "data.folder", str, "Own data: a folder with one .npz (x, y) a client, or one .npz (x, y, client)."),
     ("data-dir", "data.data_dir", str, "Where data sets lie; $PFEDLA_DATA by default."),
-    ("split", "split.name", str, f"One of {', '.join(SPLITS)}."),
+    ("split", "split.name", str, f"One of {', '.join(sorted(set(SPLITS) - {'column'}))}."),
     ("clients", "data.clients", int, "How many clients there are."),
     ("samples-per-client", "data.samples_per_client", int, "A client's training and test samples together."),
     ("test-samples-per-client", "data.test_samples_per_client", int, "Test on this many samples a client instead."),
@@ -217,6 +217,7 @@ def demo(seeds: int, workers: int | None, out: Path, overwrite: bool, quiet: boo
     if not quiet:
         picture = out / f"pfedla-seed{experiment.run.seed}" / "weights.png"
         _say(f"who learns from whom, layer by layer, the hidden groups outlined: {picture}")
+        _say("one seed is an anecdote: pfedla demo --seeds 5 goes on with four more")
 
 
 def _compare(

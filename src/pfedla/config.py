@@ -55,7 +55,7 @@ class Data:
     """Which samples, and how many each client holds."""
 
     dataset: str = "fashion-mnist-10k"
-    folder: str = ""  # own data instead of a data set: a folder with one .npz (x, y) a client
+    folder: str = ""  # own data: a folder with one .npz (x, y) a client, or one .npz (x, y, client)
     data_dir: str = ""  # where data sets lie; $PFEDLA_DATA if empty
     download: bool = False
     clients: int = 10
@@ -115,7 +115,7 @@ class Experiment:
     @property
     def data_name(self) -> str:
         """What the data is called: the data set's name, or the folder's."""
-        return Path(self.data.folder).name if self.data.folder else self.data.dataset
+        return Path(self.data.folder).stem if self.data.folder else self.data.dataset
 
     def tables(self) -> Tables:
         """Return every setting, defaults included, as nested tables that `from_tables` takes."""

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from pfedla.algorithm import Algorithm
 from pfedla.config import Experiment, Run, algorithm_name
-from pfedla.data.datasets import load_dataset, load_folder
+from pfedla.data.datasets import load_dataset
+from pfedla.data.files import load_column, load_folder
 from pfedla.data.partition import Part, partition
 from pfedla.data.splits import Column
 from pfedla.errors import ConfigError, DataError
@@ -48,7 +49,8 @@ def federate(experiment: Experiment, progress: Callable[[str, int, int | None], 
     data = experiment.data
     test_samples = data.test_samples_per_client or None
     if data.folder:
-        files = load_folder(Path(data.folder))
+        path = Path(data.folder)
+        files = load_column(path) if path.is_file() else load_folder(path)
         clients: list[Client] = [
             (f.x, f.y) if f.x_test is None or f.y_test is None else (f.x, f.y, f.x_test, f.y_test) for f in files
         ]

@@ -12,6 +12,7 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -32,6 +33,7 @@ from pfedla.wire import Payload
 
 __all__ = ["Evaluation", "Fleet", "Setting", "SimulatedFleet", "available_workers"]
 
+START_METHOD = "fork" if sys.platform == "linux" else "spawn"  # forked workers know functions made on the fly
 Kind = Literal["train", "evaluate", "personalize"]
 
 
@@ -90,12 +92,15 @@ class SimulatedFleet:
     ) -> None:
         if workers is None:
             workers = 0 if setting.device != "cpu" else available_workers()
+        if workers and setting.device != "cpu":
+            raise ConfigError(f"run.workers = {workers}: on {setting.device} all clients share this process; use 0")
         if workers < 0:
             raise ConfigError(f"workers = {workers} must be 0 (this process) or more")
         self.size = len(train)
         self.workers = min(workers, self.size)
         self.trained = torch.zeros(self.size, dtype=torch.bool)
-        self.own = {key: row.repeat(self.size, 1) for key, row in setting.spec.read(setting.template).items()}
+        own = setting.algorithm.enroll(setting.spec.read(setting.template))
+        self.own = {key: row.repeat(self.size, 1) for key, row in own.items()}
         self._staged: dict[int, Layers] = {}
         self._examples = [len(samples) for samples in train]
         self._hands: list[_Worker] = []
@@ -110,6 +115,10 @@ class SimulatedFleet:
     def train(self, ids: Sequence[int], got: Payload, t: int) -> tuple[list[int], Payload]:
         """Train clients; what they will keep is held back until `commit`."""
         answers = self._do("train", ids, got, t)
+        for client, (own, _) in answers.items():
+            if own.keys() != self.own.keys():
+                odd = ", ".join(sorted(own.keys() ^ self.own.keys()))
+                raise RunError(f"client {client} must keep what its method's enroll() returns; this differs: {odd}")
         self._staged = {client: own for client, (own, _) in answers.items()}
         answered = sorted(answers)
         return answered, Payload.stack([answers[client][1] for client in answered])
@@ -117,11 +126,8 @@ class SimulatedFleet:
     def commit(self) -> None:
         """Let the clients keep what they trained."""
         for client, own in self._staged.items():
-            if own.keys() != self.own.keys():  # the method keeps more than the model: make room, once
-                for key in own.keys() - self.own.keys():
-                    self.own[key] = torch.zeros(self.size, own[key].shape[1], dtype=own[key].dtype)
-            for key, row in own.items():
-                self.own[key][client] = row[0]
+            for key, rows in self.own.items():
+                rows[client] = own[key][0]
             self.trained[client] = True
         self._staged = {}
 
@@ -230,8 +236,7 @@ class _Worker:
     """A worker process, seen from the server's side. Tensors cross the pipe as arrays."""
 
     def __init__(self, setting: Setting, data: _Data) -> None:
-        method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
-        context: Any = multiprocessing.get_context(method)
+        context: Any = multiprocessing.get_context(START_METHOD)
         self.connection: Connection
         self.connection, theirs = context.Pipe()
         self.process: BaseProcess = context.Process(

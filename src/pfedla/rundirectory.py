@@ -128,7 +128,6 @@ class RunDirectory:
         tensors = load_tensors(path)
         with safe_open(path, "pt") as file:
             facts = json.loads(file.metadata()["facts"])
-        own = {key.removeprefix("clients/0/"): x for key, x in tensors.items() if key.startswith("clients/0/")}
         ledger = Ledger.of(
             {"layers": np.array(facts["layers"])}
             | {k.removeprefix("ledger/"): x.numpy() for k, x in tensors.items() if k.startswith("ledger/")}
@@ -145,7 +144,7 @@ class RunDirectory:
         return Moment(
             t=facts["t"],
             state=restore(state, tensors, "state"),
-            clients=({**restore(clients[0], own), **own}, restore(clients[1], tensors, "clients/1")),
+            clients=restore(clients, tensors, "clients"),
             ledger=ledger,
             history=history,
             inspected=dict(sorted(inspected.items())),

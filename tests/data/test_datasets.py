@@ -21,6 +21,7 @@ from pfedla.data.datasets import (
     load_dataset,
     load_folder,
 )
+from pfedla.data.files import load_column
 from pfedla.errors import ConfigError, DataError
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
@@ -520,3 +521,28 @@ def test_emnist_digits_stand_as_those_of_mnist_do() -> None:
 )
 def test_cifar_class_names_are_the_official_ones(name: str, file: str) -> None:
     assert list(DATASETS[name].classes) == (REAL / file).read_text().split()
+
+
+def test_a_column_says_whose_each_sample_is(tmp_path: Path) -> None:
+    file = tmp_path / "all.npz"
+    x, y = np.arange(12.0).reshape(6, 2), np.array([0, 1, 0, 1, 2, 2])
+    np.savez(file, x=x, y=y, client=np.array(["west", "east", "west", "east", "east", "west"]))
+    east, west = load_column(file)
+    assert (east.name, west.name) == ("east", "west")
+    assert np.array_equal(east.x, x[[1, 3, 4]])
+    assert west.y.tolist() == [0, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({}, "an array 'client'"),
+        ({"client": np.zeros(5, int)}, "one for each of 6 samples"),
+        ({"client": np.zeros(6)}, "whole numbers or text"),
+    ],
+)
+def test_a_column_that_does_not_fit_is_refused(tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
+    file = tmp_path / "all.npz"
+    np.savez(file, x=np.zeros((6, 2)), y=np.zeros(6, int), **arrays)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=message):
+        load_column(file)

@@ -31,6 +31,7 @@ __all__ = [
     "Labels",
     "Reader",
     "Shape",
+    "load_column",
     "load_folder",
     "read_idx",
     "read_pickle",
@@ -270,22 +271,47 @@ def _natural(file: Path) -> tuple[list[tuple[int, str]], str]:
     return [(int(piece), "") if i % 2 else (0, piece) for i, piece in enumerate(pieces)], file.name
 
 
+def load_column(file: Path) -> list[ClientFile]:
+    """Read one `.npz` file whose array `client` says whose each sample of `x` and `y` is.
+
+    Clients come in the order of the column's values, whole numbers or text, and are named by them.
+
+    Raises
+    ------
+    DataError
+        The file is damaged or does not fit.
+    """
+    arrays = _archive(file, ("x", "y", "client"))
+    x, y = _samples(file, arrays, "x", "y")
+    if "client" not in arrays:
+        raise _wrong(file, "an array 'client' that says whose each sample is", ", ".join(arrays))
+    column = arrays["client"]
+    if column.shape != y.shape or column.dtype.kind not in "uiU":
+        expected = f"client as whole numbers or text, one for each of {len(y):,} samples"
+        raise _wrong(file, expected, f"{column.dtype} {column.shape}")
+    return [ClientFile(str(name), x[column == name], y[column == name], None, None) for name in np.unique(column)]
+
+
 def _client(file: Path) -> ClientFile:
     """Read one client's file and check it."""
+    arrays = _archive(file, ("x", "y", "x_test", "y_test"))
+    x, y = _samples(file, arrays, "x", "y")
+    if "x_test" in arrays or "y_test" in arrays:
+        return ClientFile(file.stem, x, y, *_samples(file, arrays, "x_test", "y_test"))
+    return ClientFile(file.stem, x, y, None, None)
+
+
+def _archive(file: Path, keys: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+    """Read those of the arrays `keys` that an `.npz` file has."""
     try:
         with _opened(file) as stream:
             archive = np.load(stream, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise _wrong(file, "an .npz archive", "a single array")
             with archive:
-                keys = {"x", "y", "x_test", "y_test"}.intersection(archive.files)
-                arrays = {key: archive[key] for key in sorted(keys)}
+                return {key: archive[key] for key in keys if key in archive.files}
     except (ValueError, struct.error, NotImplementedError, RuntimeError) as error:
         raise _wrong(file, "an .npz archive of plain arrays", f"another thing ({error})") from None
-    x, y = _samples(file, arrays, "x", "y")
-    if "x_test" in arrays or "y_test" in arrays:
-        return ClientFile(file.stem, x, y, *_samples(file, arrays, "x_test", "y_test"))
-    return ClientFile(file.stem, x, y, None, None)
 
 
 def _samples(

@@ -76,7 +76,10 @@ def partition(
     pools = np.zeros_like(labels)
     if by_owner:
         if owner is None:
-            raise ConfigError("the split 'column' needs a data set that has a client column")
+            raise ConfigError(
+                "the split 'column' needs a column that says whose each sample is: give own data with "
+                "--folder FILE.npz, with arrays x, y and client"
+            )
         pools = _labels("client column", owner)
         if len(pools) != len(labels):
             raise DataError(f"the client column has {len(pools)} entries for {len(labels)} labels")

@@ -16,13 +16,13 @@ Summary = dict[str, Any]
 Column = tuple[str, Callable[[Summary], float], Callable[[float], str], int]  # heading, value, format, better: 1 or -1
 
 COLUMNS: tuple[Column, ...] = (
-    ("accuracy %", lambda s: s["accuracy_mean"], lambda v: f"{100 * v:.2f}", 1),
-    ("± clients", lambda s: s["accuracy_std"], lambda v: f"{100 * v:.2f}", 0),
-    ("worst", lambda s: s["accuracy_worst"], lambda v: f"{100 * v:.2f}", 1),
-    ("after training", lambda s: s["accuracy_after_training"], lambda v: f"{100 * v:.2f}", 1),
-    ("MB down", lambda s: s["bytes_down"], lambda v: f"{v / 1e6:,.1f}", -1),
-    ("MB up", lambda s: s["bytes_up"], lambda v: f"{v / 1e6:,.1f}", -1),
-    ("seconds", lambda s: s["seconds"], lambda v: f"{v:.1f}", 0),
+    ("accuracy\n%", lambda s: s["accuracy_mean"], lambda v: f"{100 * v:.2f}", 1),
+    ("±\nclients", lambda s: s["accuracy_std"], lambda v: f"{100 * v:.2f}", 0),
+    ("worst\nclient", lambda s: s["accuracy_worst"], lambda v: f"{100 * v:.2f}", 1),
+    ("after\ntraining", lambda s: s["accuracy_after_training"], lambda v: f"{100 * v:.2f}", 1),
+    ("MB\ndown", lambda s: s["bytes_down"], lambda v: f"{v / 1e6:,.1f}", -1),
+    ("MB\nup", lambda s: s["bytes_up"], lambda v: f"{v / 1e6:,.1f}", -1),
+    ("time\ns", lambda s: s["seconds"], lambda v: f"{v:.1f}", 0),
 )
 
 
@@ -33,36 +33,44 @@ def comparison_table(runs: Sequence[tuple[str, Sequence[Summary]]], title: str |
     methods that communicate at all.
     """
     seeds = max((len(summaries) for _, summaries in runs), default=0)
-    table = Table(
-        title=title, header_style="bold", box=SIMPLE_HEAD, caption=_caption(runs, seeds), caption_justify="left"
-    )
-    table.add_column("method")
+    caption = _caption(runs, seeds)
+    table = Table(title=title, header_style="bold", box=SIMPLE_HEAD, padding=0, caption=caption, caption_justify="left")
+    table.add_column("method", vertical="bottom", overflow="fold")
     means = {
         heading: [fmean(value(summary) for summary in summaries) for _, summaries in runs]
         for heading, value, _, _ in COLUMNS
     }
     for heading, *_ in COLUMNS:
-        table.add_column(heading, justify="right")
-        if heading == "accuracy %" and seeds > 1:
-            table.add_column("± seeds", justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
+        if heading == COLUMNS[0][0] and seeds > 1:
+            table.add_column("±\nseeds", justify="right", no_wrap=True)
     for row, (label, summaries) in enumerate(runs):
         cells: list[Text] = [Text(label)]
         for heading, _, form, better in COLUMNS:
             value = means[heading][row]
-            rivals = [v for v in means[heading] if better > 0 or v > 0]
-            best = len(runs) > 1 and better and value in rivals and value == (max if better > 0 else min)(rivals)
-            cells.append(Text(form(value) + (" *" if best else "  "), style="bold green" if best else ""))
-            if heading == "accuracy %" and seeds > 1:
+            best = value == _best(means[heading], better)
+            cells.append(Text(("*" if best else "") + form(value), style="bold green" if best else ""))
+            if heading == COLUMNS[0][0] and seeds > 1:
                 spread = [summary["accuracy_mean"] for summary in summaries]
                 cells.append(Text(f"{100 * stdev(spread):.2f}" if len(spread) > 1 else "-"))
         table.add_row(*cells)
     return table
 
 
+def _best(values: Sequence[float], better: int) -> float | None:
+    """Return the best of a column, None where all are equal or none is better than another."""
+    rivals = {value for value in values if better > 0 or value > 0}
+    if not better or len(rivals) < 2:
+        return None
+    return max(rivals) if better > 0 else min(rivals)
+
+
 def _caption(runs: Sequence[tuple[str, Sequence[Summary]]], seeds: int) -> str:
     first = runs[0][1][0]
     of = f"{first['dataset']}, {first['clients']} clients, {first['rounds']} rounds"
     over = f", means over {seeds} seeds" if seeds > 1 else f", seed {first['seed']}"
-    return f"{of}{over}; accuracy of the personalized models after the final round" + (
-        "; * best" if len(runs) > 1 else ""
+    best = " * marks the best." if len(runs) > 1 else ""
+    return (
+        f"{of}{over}. Accuracy on the clients' test images after the final round: of the personalized models (mean, "
+        f"spread over clients, worst client), and of the models after the clients' latest local training.{best}"
     )

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 __all__ = ["draw_weights"]
 
 _INK, _FAINT = "#22303c", "#6b7a87"
+_SHADES = LinearSegmentedColormap.from_list("weights", ["#ffffff", "#f9d9a8", "#ef8a5a", "#b8325e", "#3b0f4f"])
 
 
 def draw_weights(
@@ -39,7 +41,7 @@ def draw_weights(
     columns = min(len(layers), 4)
     rows = -(-len(layers) // columns)
     side = 2.9 if clients <= 30 else 3.6
-    figure = Figure(figsize=(columns * side + 0.9, rows * (side + 0.55) + 1.0), dpi=130, layout="constrained")
+    figure = Figure(figsize=(columns * side + 0.9, rows * (side + 0.25) + 0.5), dpi=110, layout="constrained")
     figure.suptitle(title, color=_INK, fontsize=12, fontweight="bold")
     axes = figure.subplots(rows, columns, squeeze=False)
     others = alpha.transpose(1, 0, 2).copy()  # (layers, clients, clients)
@@ -50,15 +52,15 @@ def draw_weights(
     for axis in axes.flat[len(layers) :]:
         axis.axis("off")
     for place, (layer, axis) in enumerate(zip(layers, axes.flat, strict=False)):
-        axis.set_facecolor("#dfe5ea")
-        image = axis.imshow(others[place], cmap="magma_r", vmin=0, vmax=top, interpolation="nearest")
+        axis.set_facecolor("#cfd8df")  # behind what is left out: the diagonal
+        image = axis.imshow(others[place], cmap=_SHADES, norm=PowerNorm(0.6, 0, top), interpolation="nearest")
         axis.set_title(f"{layer}   own weight {own[place].mean():.2f}", fontsize=9.5, color=_INK)
         ticks = index if clients <= 20 else index[:: -(-clients // 10)]
         axis.set_xticks(ticks)
         axis.set_yticks(ticks)
         axis.tick_params(length=0, labelsize=7, colors=_FAINT)
         for spine in axis.spines.values():
-            spine.set_visible(False)
+            spine.set_color("#cfd8df")
         if place % columns == 0:
             axis.set_ylabel("client", fontsize=9, color=_INK)
         axis.set_xlabel("learns from client", fontsize=8, color=_FAINT)
