@@ -340,7 +340,7 @@ def test_more_classes_help_only_if_there_are_samples_enough() -> None:
         (Classes(((1, 1), (2,), (3,), (4,))), {}, "split.classes of client 0 must be distinct classes"),
         (Classes(((1,), (2,), (3,), (10,))), {}, "client 3 must be distinct classes from 0 to 9"),
         (Classes(((1,), (), (3,), (4,))), {}, "split.classes of client 1 must"),
-        (Column(), {}, "needs a data set that has a client column"),
+        (Column(), {}, "needs a column that says whose each sample is"),
     ],
 )
 def test_settings_out_of_range_are_refused_by_name(split: Split, change: dict[str, Any], words: str) -> None:
