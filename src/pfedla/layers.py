@@ -17,13 +17,14 @@ are stored channels-last, the order in which convolutions run fastest; nothing o
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from pfedla.errors import ModelError, nearest
 
@@ -227,6 +228,19 @@ class FlatModel:
     def vector(self, layers: Layers, row: int = 0, kind: str = "") -> Tensor:
         """Return one row of the entries of a kind, in the order of `weights`: `(parameters,)`."""
         return torch.cat([layers[entry(layer, kind)][row] for layer in self.spec.names]).to(self.weights)
+
+    def mask(self, layers: Collection[str]) -> Tensor:
+        """Return which numbers of `weights` belong to these layers: `(parameters,)` bool."""
+        mask = torch.zeros_like(self.weights, dtype=torch.bool)
+        for layer in layers:
+            mask[self._range[layer]] = True
+        return mask
+
+    def backward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return `gradient`, filled with that of the cross-entropy of a batch."""
+        self.gradient.zero_()
+        functional.cross_entropy(self.module(x), y).backward()
+        return self.gradient
 
     def load(self, layers: Layers, row: int = 0) -> None:
         """Copy one row of `layers` into the module."""

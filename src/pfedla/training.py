@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,9 +16,12 @@ from pfedla.errors import ConfigError, RunError
 from pfedla.layers import FlatModel, Layers
 from pfedla.randomness import seed_of, stream
 
-__all__ = ["Samples", "Score", "Task", "Training", "score"]
+__all__ = ["Adjust", "Batches", "Samples", "Score", "Task", "Training", "score"]
 
 EVALUATION_BATCH = 250
+
+Batches = Iterator[tuple[Tensor, Tensor]]
+Adjust = Callable[[Tensor, Tensor], None]  # (weights, gradient) -> changes the gradient
 
 
 @dataclass(frozen=True)
@@ -126,39 +129,83 @@ class Task:
         """The number of training examples of each client: `(clients,)`."""
         return torch.tensor([len(samples) for samples in self.samples], dtype=torch.int64)
 
-    def fit(self, start: Layers) -> Layers:
-        """Train each client's row by local SGD and return the trained rows; `start` is left alone."""
-        rows = [self._fit_row(start, row) for row in range(len(self.ids))]
-        return {key: torch.cat([row[key] for row in rows]) for key in rows[0]} if len(rows) > 1 else rows[0]
+    def fit(
+        self,
+        start: Layers,
+        *,
+        only: Collection[str] | None = None,
+        adjust: Callable[[int], Adjust] | None = None,
+        epochs: int | None = None,
+        part: str = "",
+    ) -> Layers:
+        """Train each client's row by local SGD and return the trained rows; `start` is left alone.
 
-    def _fit_row(self, start: Layers, row: int) -> Layers:
-        model, training, client = self.model, self.training, self.ids[row]
-        model.load(start, row)
-        model.module.train()
-        velocity = torch.zeros_like(model.weights) if training.momentum else None
-        with torch.random.fork_rng(devices=[]):  # dropout and the like draw from the global generator
-            torch.manual_seed(seed_of(self.seed, "model", self.t, client))
-            for x, y in self._batches(row):
-                model.gradient.zero_()
-                functional.cross_entropy(model.module(x), y).backward()
-                step = model.gradient
+        Parameters
+        ----------
+        start
+            The models to begin with.
+        only
+            The layers to train; all by default.
+        adjust
+            `adjust(row)` returns a function of the weights and their gradient, called before every step, that may
+            change the gradient in place: a proximal pull, a control variate.
+        epochs
+            Passes over the data, `training.local_epochs` by default.
+        part
+            Names this training among several of one round, so that each draws batches of its own.
+        """
+        training = self.training
+
+        def descend(row: int, model: FlatModel, batches: Batches) -> None:
+            change = adjust(row) if adjust else None
+            frozen = None if only is None else model.mask(set(self.model.spec.names) - set(only))
+            velocity = torch.zeros_like(model.weights) if training.momentum else None
+            for x, y in batches:
+                step = model.backward(x, y)
+                if change:
+                    change(model.weights, step)
                 if training.weight_decay:
                     step.add_(model.weights, alpha=training.weight_decay)
+                if frozen is not None:
+                    step.masked_fill_(frozen, 0)
                 if velocity is not None:
                     step = velocity.mul_(training.momentum).add_(step)
                 model.weights.add_(step, alpha=-training.lr)
-        if not torch.isfinite(model.weights).all():
-            raise RunError(
-                f"training diverged at client {client} in round {self.t}: its parameters are no longer finite "
-                f"numbers. Lower training.lr (now {training.lr:g}) or scale the inputs"
-            )
-        return model.read()
 
-    def _batches(self, row: int) -> Iterator[tuple[Tensor, Tensor]]:
+        return self.each(start, descend, epochs=epochs, part=part)
+
+    def each(
+        self,
+        start: Layers,
+        work: Callable[[int, FlatModel, Batches], None],
+        *,
+        epochs: int | None = None,
+        part: str = "",
+    ) -> Layers:
+        """Load each row into the model, let `work(row, model, batches)` change its weights, and return the rows.
+
+        `fit` is made of this; a method whose steps are no plain SGD writes its own `work`.
+        """
+        rows = []
+        for row, client in enumerate(self.ids):
+            self.model.load(start, row)
+            self.model.module.train()
+            with torch.random.fork_rng(devices=[]):  # dropout and the like draw from the global generator
+                torch.manual_seed(seed_of(self.seed, "model" + part, self.t, client))
+                work(row, self.model, self._batches(row, epochs or self.training.local_epochs, part))
+            if not torch.isfinite(self.model.weights).all():
+                raise RunError(
+                    f"training diverged at client {client} in round {self.t}: its parameters are no longer finite "
+                    f"numbers. Lower training.lr (now {self.training.lr:g}) or scale the inputs"
+                )
+            rows.append(self.model.read())
+        return {key: torch.cat([row[key] for row in rows]) for key in rows[0]}
+
+    def _batches(self, row: int, epochs: int, part: str) -> Batches:
         """Yield every sample once an epoch, in an order fixed by seed, round and client."""
         samples, size = self.samples[row], self.training.batch_size
-        generator = stream(self.seed, "batches", self.t, self.ids[row])
-        for _ in range(self.training.local_epochs):
+        generator = stream(self.seed, "batches" + part, self.t, self.ids[row])
+        for _ in range(epochs):
             batches = list(torch.randperm(len(samples), generator=generator).split(size))
             if size > 1 and len(batches) > 1 and len(batches[-1]) == 1:  # batch norm cannot train on a single sample
                 batches[-2:] = [torch.cat(batches[-2:])]
