@@ -51,7 +51,7 @@ def test_a_last_batch_of_one_joins_the_one_before(count: int, size: int, batches
     made = setting(FedAvg(), "mlp", batch_size=size, local_epochs=2)
     samples = Samples(np.arange(count, dtype=np.float32)[:, None], np.zeros(count, dtype=np.int64))
     task = Task(FlatModel(copy.deepcopy(made.template), made.spec), [samples], [0], made.training, 0, 1)
-    seen = [x[:, 0].tolist() for x, _ in task._batches(0, 1, "")]
+    seen = [x[:, 0].tolist() for x, _ in task._batches(0, 2, "")]
     assert [len(batch) for batch in seen] == batches * 2
     for epoch in (seen[: len(batches)], seen[len(batches) :]):
         assert sorted(x for batch in epoch for x in batch) == list(range(count))
