@@ -15,7 +15,7 @@ from pfedla.algorithm import Algorithm
 from pfedla.algorithms import ALGORITHMS
 from pfedla.checkpoint import tensors_of
 from pfedla.fleet import Setting
-from pfedla.layers import FlatModel, LayerSpec
+from pfedla.layers import FlatModel, Layers, LayerSpec
 from pfedla.training import Samples, Task, Training
 from pfedla.wire import Payload
 
@@ -105,6 +105,23 @@ def task_of(data: Callable[..., list[Samples]]) -> Callable[..., Task]:
         samples = data(clients)
         model = FlatModel(copy.deepcopy(setting.template), setting.spec)
         return Task(model, [samples[i] for i in ids], ids, setting.training, setting.seed, t)
+
+    return make
+
+
+@pytest.fixture
+def by_hand() -> Callable[[Task, Layers], tuple[list[Any], Callable[[np.ndarray, Any], np.ndarray]]]:
+    """Give the batches that a task draws for its first client, and the loss's gradient at any weights on one."""
+
+    def make(task: Task, theta: Layers) -> tuple[list[Any], Callable[[np.ndarray, Any], np.ndarray]]:
+        batches: list[Any] = []
+        task.each(theta, lambda row, _, drawn: None if row else batches.extend(drawn))
+
+        def gradient(w: np.ndarray, batch: Any) -> np.ndarray:
+            task.model.weights.copy_(torch.from_numpy(w))
+            return task.model.backward(*batch).numpy().copy()
+
+        return batches, gradient
 
     return make
 

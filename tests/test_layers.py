@@ -253,6 +253,11 @@ def test_steps_on_the_vector_are_steps_on_the_module(momentum: float, weight_dec
         flat.weights.add_(velocity, alpha=-0.1)
     expected = spec.read(module)
     torch.testing.assert_close(flat.vector(expected), flat.weights, rtol=1e-4, atol=1e-5)
+    back = flat.layers(flat.weights, "control")
+    assert torch.equal(flat.vector(back, kind="control"), flat.weights)
+    assert all(torch.equal(back[f"{name}#control"], flat.read()[name]) for name in spec.names)
+    flat.weights.zero_()
+    assert flat.vector(back, kind="control").any()
     memory = flat.weights.untyped_storage().data_ptr(), flat.gradient.untyped_storage().data_ptr()
     assert flat.module.get_parameter("stem.weight").is_contiguous(memory_format=torch.channels_last)
     for parameter in flat.module.parameters():

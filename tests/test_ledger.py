@@ -53,7 +53,7 @@ def play(
     setting: Callable[..., Setting], data: Callable[..., list[Samples]]
 ) -> Callable[..., tuple[Ledger, Recording]]:
     def run(algorithm: Algorithm[Any], lost: tuple[int, ...] = ()) -> tuple[Ledger, Recording]:
-        made, samples = setting(algorithm, local_epochs=1), data(N)
+        made, samples = setting(algorithm), data(N)
         server = Server(made.algorithm.init(made.spec.read(made.template), N, torch.Generator()))
         ledger, fleet = Ledger(made.spec.names), Recording(made, samples, samples, workers=0)
         fleet.lost, fleet.wire = lost, []

@@ -28,7 +28,7 @@ Play = Callable[..., Result]
 @pytest.fixture
 def play(setting: Callable[..., Setting], data: Callable[..., list[Samples]]) -> Play:
     def run(algorithm: Algorithm[Any], directory: RunDirectory | None = None, watch: Any = None, **run: Any) -> Result:
-        made = setting(algorithm, local_epochs=1)
+        made = setting(algorithm)
         settings = Run(**{"rounds": 6, "participants": 3, "eval_every": 2, "workers": 0, **run})
         return simulate(made, data(4), data(4, seed=9), settings, FACTS, directory, watch)
 

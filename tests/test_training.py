@@ -79,6 +79,25 @@ def test_training_draws_dropout_from_its_own_address(setting: Make, task_of: Tas
     assert all(torch.equal(rows, one[key]) for key, rows in task_of(made, [0]).fit(start).items())
 
 
+def test_a_task_is_split_by_seed_key_and_client_alone(setting: Make, task_of: TaskOf) -> None:
+    made = setting(FedAvg())
+
+    def values(task: Task, row: int) -> list[float]:
+        return [float(x.sum()) for x in task.samples[row].take(slice(None), torch.zeros(1))[0]]
+
+    whole = task_of(made, [2, 5], t=1)  # of 9 and 12 samples
+    first, rest = whole.split(0.3, "part")
+    for row, size in ((0, 3), (1, 4)):
+        assert len(first.samples[row]) == size
+        assert sorted(values(first, row) + values(rest, row)) == sorted(values(whole, row))
+    alone = task_of(made, [5], t=9).split(0.3, "part")[0]
+    assert values(alone, 0) == values(first, 1)
+    assert values(alone, 0) != values(whole.split(0.3, "other")[0], 1)
+    everything, again = whole.split(1.0, "part")
+    assert values(everything, 0) == values(again, 0)
+    assert len(whole.split(0.001, "part")[0].samples[0]) == 1
+
+
 def test_divergence_names_client_and_round(setting: Make, task_of: TaskOf) -> None:
     made = setting(FedAvg(), "mlp", lr=1e30)
     with pytest.raises(RunError, match=r"diverged at client 3 in round 9.*Lower training\.lr \(now 1e\+30\)"):

@@ -229,6 +229,10 @@ class FlatModel:
         """Return one row of the entries of a kind, in the order of `weights`: `(parameters,)`."""
         return torch.cat([layers[entry(layer, kind)][row] for layer in self.spec.names]).to(self.weights)
 
+    def layers(self, vector: Tensor, kind: str = "") -> Layers:
+        """Return a vector in the order of `weights` as one row of entries of a kind, copied: `vector` undone."""
+        return {entry(layer, kind): vector[where].to("cpu", copy=True)[None] for layer, where in self._range.items()}
+
     def mask(self, layers: Collection[str]) -> Tensor:
         """Return which numbers of `weights` belong to these layers: `(parameters,)` bool."""
         mask = torch.zeros_like(self.weights, dtype=torch.bool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,11 @@ class Training:
             if not good:
                 raise ConfigError(f"training.{name} = {getattr(self, name)} is out of range")
 
+    def refuse_momentum(self, method: str) -> None:
+        """Refuse momentum, for a method whose equations are of plain steps."""
+        if self.momentum:
+            raise ConfigError(f"training.momentum = {self.momentum:g}: {method} takes plain steps; set it to 0")
+
 
 class Samples:
     """A client's inputs and labels, resident in memory and quick to take batches from.
@@ -70,6 +76,12 @@ class Samples:
     def labels(self) -> tuple[int, int]:
         """The smallest and the largest label."""
         return int(self._y.min()), int(self._y.max())
+
+    def subset(self, index: Tensor) -> Samples:
+        """Return some of the samples, copied, in this order."""
+        part = copy.copy(self)
+        part._x, part._y = self._x[index], self._y[index]
+        return part
 
     def share(self) -> Samples:
         """Move to shared memory, so that processes read one copy."""
@@ -128,6 +140,20 @@ class Task:
     def examples(self) -> Tensor:
         """The number of training examples of each client: `(clients,)`."""
         return torch.tensor([len(samples) for samples in self.samples], dtype=torch.int64)
+
+    def split(self, share: float, *key: str | int) -> tuple[Task, Task]:
+        """Return the task on a random share of each client's samples, and on the rest.
+
+        Seed, key and client alone decide which. There is one sample at least in both: if needed, the same.
+        """
+        parts: tuple[list[Samples], list[Samples]] = [], []
+        for samples, client in zip(self.samples, self.ids, strict=True):
+            order = torch.randperm(len(samples), generator=stream(self.seed, *key, client))
+            cut = max(1, round(share * len(order)))
+            parts[0].append(samples.subset(order[:cut]))
+            parts[1].append(samples.subset(order[cut:] if cut < len(order) else order))
+        first, rest = (Task(self.model, part, self.ids, self.training, self.seed, self.t) for part in parts)
+        return first, rest
 
     def fit(
         self,

@@ -55,7 +55,7 @@ def case(
     data: Callable[..., list[Samples]],
     task_of: Callable[..., Task],
 ) -> Case:
-    made = setting(algorithm, local_epochs=1)
+    made = setting(algorithm)
     theta = made.spec.read(made.template)
     server, samples = Server(made.algorithm.init(theta, N, stream(0, "init"))), data(N)
     with SimulatedFleet(made, samples, samples, workers=0) as fleet:

@@ -1,14 +1,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
+from pfedla.algorithm import Algorithm
 from pfedla.algorithms import FedAvg, Local
-from pfedla.algorithms.fedavg import weighted_mean
-from pfedla.fleet import Setting
-from pfedla.training import Task
+from pfedla.algorithms.fedavg import PersonalLayers, weighted_mean
+from pfedla.fleet import Setting, SimulatedFleet
+from pfedla.layers import LayerSpec
+from pfedla.ledger import Ledger
+from pfedla.rounds import Server, run_round
+from pfedla.training import Samples, Task
 
 
 def test_weighted_mean_is_the_sum_of_shares() -> None:
@@ -45,3 +52,51 @@ def test_local_sends_nothing(setting: Callable[..., Setting], task_of: Callable[
         assert not payload.layers
         assert payload.size().sum() == 0
     assert not torch.equal(kept["fc"], theta["fc"])
+
+
+@dataclass(frozen=True)
+class First(PersonalLayers):
+    """Keeps the first `count` layers."""
+
+    count: int = 0
+
+    def stays(self, spec: LayerSpec) -> tuple[str, ...]:
+        return spec.names[: self.count]
+
+
+def test_shared_layers_are_averaged_and_personal_ones_stay() -> None:
+    algorithm = First(personal=("body",))
+    theta = {"body": torch.tensor([[7.0]]), "body#stats": torch.tensor([[8.0]]), "head": torch.tensor([[1.0, 2.0]])}
+    state = algorithm.init(theta, 2, torch.Generator())
+    delta = {"body": torch.ones(2, 1), "body#stats": torch.ones(2, 1), "head": torch.tensor([[1.0, 0.0], [4.0, 3.0]])}
+    upload = algorithm.send(delta, torch.tensor([1, 2]))
+    assert list(upload.layers) == ["head"]
+    got = algorithm.download(algorithm.update(state, torch.tensor([0, 1]), upload), torch.tensor([1]))
+    own = {"body": torch.tensor([[5.0]]), "body#stats": torch.tensor([[6.0]]), "head": torch.tensor([[9.0, 9.0]])}
+    filled = got.fill(own)  # head: 1 + (1 * 1 + 2 * 4) / 3 and 2 + (1 * 0 + 2 * 3) / 3
+    assert {key: rows.tolist() for key, rows in filled.items()} == {
+        "body": [[5.0]],
+        "body#stats": [[6.0]],
+        "head": [[4.0, 4.0]],
+    }
+
+
+@pytest.mark.parametrize(("count", "special"), [(0, FedAvg()), (3, Local())])
+def test_with_no_personal_layer_it_is_fedavg_and_with_all_of_them_local(
+    count: int,
+    special: Algorithm[Any],
+    setting: Callable[..., Setting],
+    data: Callable[..., list[Samples]],
+    same: Callable[..., None],
+) -> None:
+    def play(algorithm: Algorithm[Any]) -> tuple[object, object]:
+        made, samples = setting(algorithm), data(3)
+        assert len(made.spec.names) == 3
+        server = Server(made.algorithm.init(made.spec.read(made.template), 3, torch.Generator()))
+        with SimulatedFleet(made, samples, samples, workers=0) as fleet:
+            for ids in ([0, 1], [1, 2], [0, 1, 2]):
+                run_round(made.algorithm, server, fleet, Ledger(made.spec.names), ids)
+            got = made.algorithm.download(server.state, torch.arange(3))
+            return server.state, (fleet.own, fleet.personalize([0, 1, 2], got, server.t))
+
+    same(play(First(count)), play(special))

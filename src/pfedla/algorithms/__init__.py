@@ -6,14 +6,71 @@ import inspect
 from typing import Any
 
 from pfedla.algorithm import Algorithm
+from pfedla.algorithms.apfl import APFL
+from pfedla.algorithms.ditto import Ditto
+from pfedla.algorithms.fedala import FedALA
+from pfedla.algorithms.fedamp import FedAMP
 from pfedla.algorithms.fedavg import FedAvg, Local
+from pfedla.algorithms.fedavg_ft import FedAvgFT
+from pfedla.algorithms.fedbn import FedBN
+from pfedla.algorithms.fedfomo import FedFomo
+from pfedla.algorithms.fedper import FedPer
+from pfedla.algorithms.fedprox import FedProx
+from pfedla.algorithms.fedrep import FedRep
+from pfedla.algorithms.lgfedavg import LGFedAvg
+from pfedla.algorithms.perfedavg import PerFedAvg
+from pfedla.algorithms.pfedhn import PFedHN
 from pfedla.algorithms.pfedla import HeurPFedLA, PFedLA
+from pfedla.algorithms.pfedme import PFedMe
+from pfedla.algorithms.scaffold import Scaffold
+from pfedla.algorithms.similarity import SimilarityLayer, SimilarityModel
 
-__all__ = ["ALGORITHMS", "FedAvg", "HeurPFedLA", "Local", "PFedLA", "describe"]
+__all__ = [
+    "ALGORITHMS",
+    "APFL",
+    "Ditto",
+    "FedALA",
+    "FedAMP",
+    "FedAvg",
+    "FedAvgFT",
+    "FedBN",
+    "FedFomo",
+    "FedPer",
+    "FedProx",
+    "FedRep",
+    "HeurPFedLA",
+    "LGFedAvg",
+    "Local",
+    "PFedHN",
+    "PFedLA",
+    "PFedMe",
+    "PerFedAvg",
+    "Scaffold",
+    "SimilarityLayer",
+    "SimilarityModel",
+    "describe",
+]
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "local": Local,
     "fedavg": FedAvg,
+    "fedprox": FedProx,
+    "fedavg-ft": FedAvgFT,
+    "fedbn": FedBN,
+    "fedper": FedPer,
+    "lg-fedavg": LGFedAvg,
+    "fedrep": FedRep,
+    "per-fedavg": PerFedAvg,
+    "pfedme": PFedMe,
+    "ditto": Ditto,
+    "apfl": APFL,
+    "scaffold": Scaffold,
+    "pfedhn": PFedHN,
+    "fedfomo": FedFomo,
+    "fedamp": FedAMP,
+    "fedala": FedALA,
+    "similarity-model": SimilarityModel,
+    "similarity-layer": SimilarityLayer,
     "pfedla": PFedLA,
     "heurpfedla": HeurPFedLA,
 }

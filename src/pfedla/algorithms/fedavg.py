@@ -1,4 +1,4 @@
-"""Federated averaging, and training alone: two choices of which layers are shared.
+"""Federated averaging, of all layers, of some, or of none.
 
 McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017.
 
@@ -11,17 +11,18 @@ m_i            a client's training examples; M their sum over the clients that a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from abc import abstractmethod
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from pfedla.algorithm import Algorithm
-from pfedla.layers import COUNTERS, Layers, kind_of
+from pfedla.algorithm import RESOLVED, Algorithm
+from pfedla.layers import COUNTERS, Layers, LayerSpec, kind_of
 from pfedla.wire import Payload
 
-__all__ = ["FedAvg", "Local", "SharedModel", "weighted_mean"]
+__all__ = ["FedAvg", "Local", "PersonalLayers", "SharedModel", "weighted_mean"]
 
 
 class SharedModel(NamedTuple):
@@ -62,3 +63,22 @@ class Local(FedAvg):
     def shares(self, layer: str) -> bool:  # noqa: ARG002
         """Keep every layer at home."""
         return False
+
+
+@dataclass(frozen=True)
+class PersonalLayers(FedAvg):
+    """PersonalLayers: FedAvg of some layers; the others, running statistics included, never leave the client."""
+
+    personal: tuple[str, ...] = field(default=(), kw_only=True, metadata=RESOLVED)
+
+    @abstractmethod
+    def stays(self, spec: LayerSpec) -> tuple[str, ...]:
+        """Return the layers of a model that stay at the client, or refuse the model."""
+
+    def for_model(self, spec: LayerSpec) -> Self:
+        """Settle which layers are personal."""
+        return replace(self, personal=self.stays(spec))
+
+    def shares(self, layer: str) -> bool:
+        """Keep the personal layers at home."""
+        return layer not in self.personal

@@ -1,0 +1,141 @@
+"""FedFomo: each client weighs some other clients' models by what they do on its own held-out data.
+
+Zhang et al., "Personalized federated learning with first order model optimization", ICLR 2021.
+
+=============  =================================================================================================
+theta          θ_j, every client's latest model: `{layer: (N, numbers)}`
+affinity       P, how much each client has gained from each: `(N, N)`, the identity at first
+candidates     the M models sent to a client; the first travels as the layer, the others as `"layer#candidates"`
+previous       θ_i^(t-1), the model client i last trained from; it keeps it as `"layer#previous"`
+w              w_j, the weights of the candidates: `(n, M)`; sent as `"#weights"` of the first layer
+=============  =================================================================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pfedla.algorithm import Algorithm
+from pfedla.errors import ConfigError
+from pfedla.layers import COUNTERS, Layers, kind_of
+from pfedla.randomness import stream
+from pfedla.training import Task, score
+from pfedla.wire import Payload
+
+__all__ = ["HELD_OUT", "Affinities", "FedFomo", "choose", "first_order_weights"]
+
+HELD_OUT = ("held out",)  # where the random split of a client's training data is drawn: the same in every round
+
+
+class Affinities(NamedTuple):
+    """The server's state; `t` rounds were completed, `seed` decides which candidates are explored."""
+
+    theta: Layers
+    affinity: Tensor
+    t: Tensor  # ()
+    seed: Tensor  # ()
+
+
+def choose(affinity: Tensor, count: int, epsilon: float, rng: torch.Generator) -> list[int]:
+    """Return `count` candidates, by affinity `(N,)` or, with probability ε each, at random; equals in random order."""
+    shuffled = torch.randperm(len(affinity), generator=rng)
+    ranked = shuffled[affinity[shuffled].argsort(descending=True, stable=True)].tolist()
+    explore = torch.rand(count, generator=rng) < epsilon
+    return [ranked.pop(int(torch.randint(len(ranked), (), generator=rng)) if yes else 0) for yes in explore]
+
+
+def first_order_weights(loss: Tensor, theta: Tensor) -> Tensor:
+    """w_j ∝ max((L(θ_i^(t-1)) - L(θ_j)) / |θ_j - θ_i^(t-1)|, 0): `(M,)`; row 0 of both arguments is the previous."""
+    distance = (theta[1:] - theta[0]).norm(dim=1).double()  # (M,)
+    w: Tensor = ((loss[0] - loss[1:]) / distance).nan_to_num(0.0, posinf=0.0).clamp(min=0)  # itself: 0
+    return w / w.sum() if w.sum() > 0 else w
+
+
+@dataclass(frozen=True)
+class FedFomo(Algorithm[Affinities]):
+    """FedFomo: each client mixes the models that do better on data it holds out.
+
+    Defaults of the authors' code: 5 models, ε = 0.3 lowered by 0.05 a round, a fifth of the training data held
+    out. A client whose candidates all do worse keeps its own model.
+    """
+
+    models: int = 5
+    epsilon: float = 0.3
+    epsilon_decay: float = 0.05
+    held_out: float = 0.2
+
+    def __post_init__(self) -> None:
+        """Refuse settings that make no sense."""
+        good = {"models": self.models >= 1, "epsilon": 0 <= self.epsilon <= 1, "held_out": 0 < self.held_out < 1}
+        for name, fine in {**good, "epsilon_decay": self.epsilon_decay >= 0}.items():
+            if not fine:
+                raise ConfigError(f"algorithm.{name} = {getattr(self, name)} is out of range")
+
+    def init(self, theta: Layers, n: int, rng: torch.Generator) -> Affinities:
+        """Start everybody from the common model, nearest to itself."""
+        bank = {key: row.repeat(n, 1) for key, row in theta.items() if kind_of(key) != COUNTERS}
+        return Affinities(bank, torch.eye(n), torch.tensor(0), torch.randint(2**31, (), generator=rng))
+
+    def candidates(self, state: Affinities, ids: Tensor) -> Tensor:
+        """Return whose models these clients get in the next round: `(n, M)`."""
+        t, count = int(state.t), min(self.models, len(state.affinity))
+        epsilon = max(self.epsilon - self.epsilon_decay * t, 0.0)
+        draws = [stream(int(state.seed), "candidates", t, i) for i in ids.tolist()]
+        return torch.tensor([choose(state.affinity[i], count, epsilon, rng) for i, rng in zip(ids, draws, strict=True)])
+
+    def download(self, state: Affinities, ids: Tensor) -> Payload:
+        """Send M models to each client."""
+        chosen = self.candidates(state, ids)
+        first = {key: rows[chosen[:, 0]] for key, rows in state.theta.items()}
+        rest = {f"{key}#candidates": rows[chosen[:, 1:]].flatten(1) for key, rows in state.theta.items()}
+        return self.send({**first, **rest})
+
+    def update(self, state: Affinities, ids: Tensor, upload: Payload) -> Affinities:
+        """Keep the clients' models, and add their weights to their affinities."""
+        w = upload.layers[f"{upload.names[0]}#weights"].to(state.affinity)
+        state.affinity[ids] = state.affinity[ids].scatter_add(1, self.candidates(state, ids), w)
+        for key, rows in state.theta.items():
+            rows[ids] = upload.layers[key]
+        return state._replace(t=state.t + 1)
+
+    def enroll(self, theta: Layers) -> Layers:
+        """Keep the model last trained from beside the own one."""
+        return {**theta, **_previous(theta)}
+
+    def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
+        """Mix, then train on what is not held out; send the model itself and the weights."""
+        mixture, w = self.mix(own, got, task)
+        trained = task.split(self.held_out, *HELD_OUT)[1].fit(mixture)
+        sent = {key: rows for key, rows in trained.items() if kind_of(key) != COUNTERS}
+        sent[f"{got.names[0]}#weights"] = w.to(trained[got.names[0]])
+        return {**trained, **_previous(mixture)}, self.send(sent, task.examples)
+
+    def personalize(self, own: Layers, got: Payload, task: Task) -> Layers:
+        """Return the client's mixture."""
+        return self.mix(own, got, task)[0]
+
+    def mix(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Tensor]:
+        """Return Σ_j w_j θ_j of the candidates, statistics too, and w `(n, M)`; without any w > 0, the own model."""
+        mixture = {key: rows.clone() for key, rows in own.items() if not key.endswith("#previous")}
+        weights = []
+        for row, held_out in enumerate(task.split(self.held_out, *HELD_OUT)[0].samples):
+            options = {}  # the previous model and the M candidates: (1 + M, numbers)
+            for key in (key for key in mixture if kind_of(key) != COUNTERS):
+                parts = own[f"{key}#previous"], got.layers[key], got.layers[f"{key}#candidates"]
+                options[key] = torch.cat([part[row] for part in parts]).view(-1, own[key].shape[1])
+            count = len(options[got.names[0]])
+            whole = {key: options.get(key, rows[[row]].expand(count, -1)) for key, rows in mixture.items()}
+            loss = score(task.model, whole, [held_out] * count).loss
+            w = first_order_weights(torch.from_numpy(loss), torch.cat([options[name] for name in got.names], 1))
+            for key, models in options.items():
+                mixture[key][row] = w.to(models) @ models[1:] if w.any() else own[key][row]
+            weights.append(w)
+        return mixture, torch.stack(weights)
+
+
+def _previous(model: Layers) -> Layers:
+    return {f"{key}#previous": rows for key, rows in model.items() if kind_of(key) != COUNTERS}

@@ -1,0 +1,99 @@
+"""Per-FedAvg: a shared model that is one gradient step away from everybody's own.
+
+Fallah et al., "Personalized federated learning with theoretical guarantees: a model-agnostic meta-learning approach",
+NeurIPS 2020.
+
+=============  =========================================================================
+w              w_i, a client's copy of the shared model w (the server's `theta`) during a round
+alpha, beta    α, the step of the adaptation, inside; β, the step of w_i, outside
+group          independent batches D, D', D'': for the adaptation, its gradient, and the Hessian's part
+=============  =========================================================================
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal
+
+from torch import Tensor
+
+from pfedla.algorithms.fedavg import FedAvg
+from pfedla.errors import ConfigError
+from pfedla.layers import FlatModel, Layers, change
+from pfedla.training import Batches, Task
+from pfedla.wire import Payload
+
+__all__ = ["PerFedAvg", "grouped", "meta_gradient"]
+
+Batch = tuple[Tensor, Tensor]
+Gradient = Callable[[Tensor, Batch], Tensor]  # of weights and a batch
+
+
+def meta_gradient(f: Gradient, w: Tensor, group: list[Batch], alpha: float, delta: float) -> Tensor:
+    """Return ∇F_i(w) of F_i(w) = f_i(w - α ∇f_i(w)), from `f`, which is ∇f_i at given weights and batch.
+
+    First-order, of two batches: u = ∇f_i(w - α ∇f_i(w; D); D'). Hessian-free, of three: u - α ∇²f_i(w; D'') u,
+    with the product taken as [∇f_i(w + δ u; D'') - ∇f_i(w - δ u; D'')] / 2δ.
+    """
+    u = f(w - alpha * f(w, group[0]), group[1])
+    if len(group) == 2:
+        return u
+    return u - alpha * (f(w + delta * u, group[2]) - f(w - delta * u, group[2])) / (2 * delta)
+
+
+def grouped(batches: Batches, size: int) -> Iterator[list[Batch]]:
+    """Yield batches in groups; an incomplete last group repeats its own."""
+    while group := list(islice(batches, size)):
+        yield (group * size)[:size]
+
+
+@dataclass(frozen=True)
+class PerFedAvg(FedAvg):
+    """Per-FedAvg: the shared model is trained to be good after one step on a client's data.
+
+    A round uses the batches that FedAvg would, once (but see `grouped`): `fo` (first-order, the default, being cheaper)
+    makes one outer step of two batches, with as many gradients as FedAvg in half the steps; `hf` (Hessian-free) one
+    of three, with four gradients. The defaults are our choices, β being `training.lr` unless given.
+    """
+
+    variant: Literal["fo", "hf"] = "fo"
+    alpha: float = 0.01
+    beta: float | None = None
+    delta: float = 1e-3
+
+    def __post_init__(self) -> None:
+        """Refuse settings that make no sense."""
+        good = {"variant": self.variant in ("fo", "hf"), "alpha": 0 <= self.alpha < math.inf}
+        good |= {"beta": self.beta is None or 0 < self.beta < math.inf, "delta": 0 < self.delta < math.inf}
+        for name, yes in good.items():
+            if not yes:
+                raise ConfigError(f"algorithm.{name} = {getattr(self, name)} is out of range")
+
+    def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
+        """Take steps w_i - β ∇F_i(w_i)."""
+        task.training.refuse_momentum("Per-FedAvg")
+
+        def descend(_: int, model: FlatModel, batches: Batches) -> None:
+            def gradient(w: Tensor, batch: Batch) -> Tensor:
+                model.weights.copy_(w)
+                return model.backward(*batch).add(w, alpha=task.training.weight_decay)
+
+            w, beta = model.weights.clone(), self.beta or task.training.lr
+            for group in grouped(batches, 2 if self.variant == "fo" else 3):
+                w.add_(meta_gradient(gradient, w, group, self.alpha, self.delta), alpha=-beta)
+            model.weights.copy_(w)
+
+        trained = task.each(received := got.fill(own), descend)
+        return trained, self.send(change(trained, received), task.examples)
+
+    def personalize(self, own: Layers, got: Payload, task: Task) -> Layers:
+        """Return w - α ∇f_i(w; D): one step from the shared model, on one batch of training data."""
+
+        def adapt(_: int, model: FlatModel, batches: Batches) -> None:
+            gradient = model.backward(*next(batches)).add_(model.weights, alpha=task.training.weight_decay)
+            model.weights.add_(gradient, alpha=-self.alpha)
+
+        return task.each(got.fill(own), adapt, epochs=1, part="adapt")

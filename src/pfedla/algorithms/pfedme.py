@@ -1,0 +1,95 @@
+"""pFedMe: personalization with Moreau envelopes.
+
+T. Dinh, Tran, Nguyen, "Personalized federated learning with Moreau envelopes", NeurIPS 2020.
+
+=============  =========================================================================
+own, theta     θ_i, a client's personal model, which never leaves it
+w              w_i, a client's copy of the shared model w (the server's `theta`) during a round
+lam            λ, the pull between θ_i and w_i
+k              K, steps on θ_i for each mini-batch
+eta            η, the step of w_i: `training.lr`
+beta           β, how far the server goes from w to the clients' mean
+=============  =========================================================================
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pfedla.algorithms.fedavg import FedAvg, SharedModel, weighted_mean
+from pfedla.algorithms.fedprox import proximal_gradient
+from pfedla.errors import ConfigError
+from pfedla.layers import FlatModel, Layers, change, kind_of
+from pfedla.training import Batches, Task
+from pfedla.wire import Payload
+
+__all__ = ["PFedMe", "envelope_step", "proximal_step"]
+
+
+def proximal_step(theta: Tensor, w: Tensor, gradient: Tensor, lr: float, lam: float) -> None:
+    """Move θ_i, in place, one gradient step down h_i(θ_i; w_i) = f_i(θ_i) + λ/2 |θ_i - w_i|²."""
+    theta.add_(gradient + proximal_gradient(theta, w, lam), alpha=-lr)
+
+
+def envelope_step(w: Tensor, theta: Tensor, eta: float, lam: float) -> Tensor:
+    """Return w_i - η λ (w_i - θ_i): a step down the Moreau envelope, whose gradient is λ (w_i - θ_i(w_i))."""
+    return w - eta * lam * (w - theta)
+
+
+@dataclass(frozen=True)
+class PFedMe(FedAvg):
+    """pFedMe: personal models near the shared one, which follows them down their Moreau envelopes.
+
+    A round uses the batches that FedAvg would, with `k` gradients on each: `k` times the gradients. Within a round
+    θ_i goes on from batch to batch, from w at first. Running statistics are those of θ_i, the only model that sees
+    data, and the server takes their mean whatever β. λ, K and β are the original's defaults; `personal_lr` is our
+    choice: with λ `personal_lr` above 1 the steps on θ_i overshoot.
+    """
+
+    lam: float = 15.0
+    k: int = 5
+    beta: float = 1.0
+    personal_lr: float = 0.01
+
+    def __post_init__(self) -> None:
+        """Refuse settings that make no sense."""
+        for name, good in (
+            ("lam", 0 <= self.lam < math.inf),
+            ("k", self.k >= 1),
+            ("beta", 0 < self.beta < math.inf),
+            ("personal_lr", 0 < self.personal_lr < math.inf),
+        ):
+            if not good:
+                raise ConfigError(f"algorithm.{name} = {getattr(self, name)} is out of range")
+
+    def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
+        """Alternate between steps on θ_i and on w_i; keep θ_i and send the change of w_i."""
+        task.training.refuse_momentum("pFedMe")
+        eta, decay, moved = task.training.lr, task.training.weight_decay, list[Layers]()
+
+        def descend(_: int, model: FlatModel, batches: Batches) -> None:
+            w, theta = model.weights.clone(), model.weights
+            for x, y in batches:
+                for _ in range(self.k):
+                    gradient = model.backward(x, y).add_(theta, alpha=decay)
+                    proximal_step(theta, w, gradient, self.personal_lr, self.lam)
+                w = envelope_step(w, theta, eta, self.lam)
+            moved.append(model.layers(w))
+
+        kept = task.each(received := got.fill(own), descend)
+        trained = kept | {name: torch.cat([rows[name] for rows in moved]) for name in got.names}
+        return kept, self.send(change(trained, received), task.examples)
+
+    def personalize(self, own: Layers, got: Payload, task: Task) -> Layers:  # noqa: ARG002
+        """Return the personal model."""
+        return dict(own)
+
+    def update(self, state: SharedModel, ids: Tensor, upload: Payload) -> SharedModel:  # noqa: ARG002
+        """Return (1 - β) w + β Σ_i m_i/M w_i, that is w moved by β times the mean change."""
+        for key, delta in upload.layers.items():
+            state.theta[key] += weighted_mean(delta, upload.examples) * (1 if kind_of(key) else self.beta)
+        return state

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from pfedla.algorithms import FedAMP
+from pfedla.algorithms.fedamp import Messages, attention
+from pfedla.errors import ConfigError
+from pfedla.fleet import Setting
+from pfedla.layers import Layers
+from pfedla.training import Task
+
+THETA: Layers = {
+    "a": torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 3.0]]),
+    "a#stats": torch.tensor([[100.0], [200.0], [300.0]]),  # no part of the distance
+    "b": torch.tensor([[0.0], [1.0], [0.0]]),
+}
+
+
+def test_attention_is_the_derivative_of_the_attracting_function() -> None:
+    w = np.concatenate([THETA["a"].numpy(), THETA["b"].numpy()], 1)
+    expected = np.zeros((3, 3))
+    for i in range(3):
+        for j in range(3):
+            if i != j:
+                expected[i, j] = 0.5 * np.exp(-((w[i] - w[j]) ** 2).sum() / 2.0) / 2.0  # α A'(x), α = 0.5, σ = 2
+        expected[i, i] = 1 - expected[i].sum()
+    np.testing.assert_allclose(attention(THETA, torch.arange(3), 0.5, 2.0), expected, rtol=1e-6)
+    np.testing.assert_allclose(attention(THETA, torch.tensor([2, 0]), 0.5, 2.0), expected[[2, 0]], rtol=1e-6)
+
+
+def test_the_message_is_a_mixture_of_all_models_and_of_their_statistics() -> None:
+    state = Messages(THETA, torch.tensor(0))
+    algorithm = FedAMP(alpha=0.5, sigma=2.0)
+    xi, got = attention(THETA, torch.arange(3), 0.5, 2.0).numpy(), algorithm.download(state, torch.arange(3))
+    for key, rows in THETA.items():
+        np.testing.assert_allclose(got.layers[key], xi @ rows.numpy(), rtol=1e-6)
+
+
+def test_models_far_apart_pass_no_messages(same: Callable[..., None]) -> None:
+    same(FedAMP(alpha=1e-6, sigma=1e-3).download(Messages(THETA, torch.tensor(0)), torch.arange(3)).layers, THETA)
+
+
+def test_the_step_is_lowered_in_stages() -> None:
+    np.testing.assert_allclose([FedAMP().step(t) for t in (1, 30, 31, 60, 61)], [1e4, 1e4, 1e3, 1e3, 1e2])
+
+
+def test_a_step_of_training_is_pulled_to_the_message(
+    setting: Callable[..., Setting], task_of: Callable[..., Task]
+) -> None:
+    trained = []
+    for lam in (1e-9, 5.0):
+        made = setting(FedAMP(alpha=1.0, lam=lam), "mlp", local_epochs=5)
+        theta = made.spec.read(made.template)
+        got = made.algorithm.download(made.algorithm.init(theta, 2, torch.Generator()), torch.tensor([0]))
+        kept, upload = made.algorithm.train(theta, got, task_of(made, [0]))
+        torch.testing.assert_close(upload.layers["fc1"], kept["fc1"] - theta["fc1"])
+        assert made.algorithm.personalize(kept, got, task_of(made, [0])) is kept
+        trained.append(float(upload.layers["fc1"].norm()))
+    assert trained[1] < 0.8 * trained[0]
+
+
+def test_the_server_keeps_what_the_client_trained(
+    setting: Callable[..., Setting], task_of: Callable[..., Task]
+) -> None:
+    made = setting(FedAMP())
+    theta = made.spec.read(made.template)
+    state, ids = made.algorithm.init(theta, 3, torch.Generator()), torch.tensor([1])
+    kept, upload = made.algorithm.train(theta, made.algorithm.download(state, ids), task_of(made, [1]))
+    state = made.algorithm.update(state, ids, upload)
+    for key, rows in state.theta.items():
+        torch.testing.assert_close(rows[ids], kept[key])
+        assert torch.equal(rows[[0, 2]], theta[key].expand(2, -1))
+    assert int(state.t) == 1
+
+
+def test_weights_above_1_are_refused(setting: Callable[..., Setting]) -> None:
+    made = setting(FedAMP(alpha=1.0, sigma=4.0))
+    theta = made.spec.read(made.template)
+    made.algorithm.init(theta, 5, torch.Generator())
+    with pytest.raises(ConfigError, match=r"algorithm\.alpha"):
+        made.algorithm.init(theta, 6, torch.Generator())
+    with pytest.raises(ConfigError, match=r"algorithm\.sigma"):
+        FedAMP(sigma=0.0)

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pfedla.algorithms import FedFomo, Local
+from pfedla.algorithms.fedfomo import HELD_OUT, choose, first_order_weights
+from pfedla.errors import ConfigError
+from pfedla.fleet import Setting, SimulatedFleet
+from pfedla.layers import COUNTERS, kind_of
+from pfedla.ledger import Ledger
+from pfedla.rounds import Server, run_round
+from pfedla.training import Samples, Task, score
+
+
+def test_weights_are_the_gains_by_distance() -> None:
+    theta = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0], [2.0, 0.0], [0.0, 0.0]])
+    loss = torch.tensor([2.0, 1.0, 3.0, 1.2, 2.0], dtype=torch.float64)
+    expected = np.zeros(4)
+    for j in range(1, 5):
+        distance = np.sqrt(((theta[j] - theta[0]).numpy() ** 2).sum())
+        expected[j - 1] = max((loss[0] - loss[j]).item() / distance, 0) if distance else 0
+    assert expected[:3].tolist() == pytest.approx([1 / 5, 0, 0.8 / 2])
+    np.testing.assert_allclose(first_order_weights(loss, theta), expected / expected.sum(), rtol=1e-9)
+    assert first_order_weights(-loss, theta)[1] == 1  # of the others, none would then do better
+    assert not first_order_weights(torch.zeros(5, dtype=torch.float64), theta).any()
+    assert first_order_weights(torch.tensor([2.0, torch.nan, torch.inf, 1.0, 2.0]), theta).tolist() == [0, 0, 1, 0]
+
+
+def test_candidates_are_the_nearest_unless_explored() -> None:
+    affinity = torch.tensor([0.0, 0.3, 1.0, 0.0, 0.2, 0.0])
+    draws = [choose(affinity, 4, 0.0, torch.Generator().manual_seed(seed)) for seed in range(40)]
+    assert all(draw[:3] == [2, 1, 4] for draw in draws)
+    assert {draw[3] for draw in draws} == {0, 3, 5}  # equals in random order
+    explored = [choose(affinity, 6, 1.0, torch.Generator().manual_seed(seed)) for seed in range(200)]
+    assert all(sorted(draw) == list(range(6)) for draw in explored)  # nobody twice
+    assert {draw[0] for draw in explored} == set(range(6))
+    first = [choose(affinity, 1, 0.3, torch.Generator().manual_seed(seed))[0] for seed in range(400)]
+    assert 0.7 < np.mean([client == 2 for client in first]) < 0.8  # 0.7, and a sixth of 0.3
+
+
+def test_exploration_ends(setting: Callable[..., Setting]) -> None:
+    algorithm = FedFomo(models=1, epsilon=1.0, epsilon_decay=0.25)
+    made = setting(algorithm)
+    state = algorithm.init(made.spec.read(made.template), 7, torch.Generator().manual_seed(0))
+    everybody = torch.arange(7)
+    assert algorithm.candidates(state, everybody)[:, 0].tolist() != list(range(7))
+    assert algorithm.candidates(state._replace(t=torch.tensor(4)), everybody)[:, 0].tolist() == list(range(7))
+
+
+def test_training_sees_nothing_that_is_held_out(setting: Callable[..., Setting], task_of: Callable[..., Task]) -> None:
+    made = setting(FedFomo(held_out=0.3), "mlp", local_epochs=1)
+    trained_on, weighed_on = list[Tensor](), list[Tensor]()
+    for t in (1, 2):
+        task = task_of(made, [6], t=t)
+        task.model.module.register_forward_hook(
+            lambda module, x, _: (trained_on if module.training else weighed_on).extend(x[0])
+        )
+        theta = made.spec.read(made.template)
+        state = made.algorithm.init(theta, 7, torch.Generator())
+        made.algorithm.train(made.algorithm.enroll(theta), made.algorithm.download(state, torch.tensor([6])), task)
+    seen, held = ({tuple(x.flatten().tolist()) for x in xs} for xs in (trained_on, weighed_on))
+    assert (len(seen), len(held), len(seen | held)) == (9, 4, 13)  # in both rounds the same
+
+
+def test_the_mixture_of_candidates_and_the_affinities(
+    setting: Callable[..., Setting], task_of: Callable[..., Task]
+) -> None:
+    algorithm = FedFomo(models=3, epsilon=0.0)
+    made = setting(algorithm, local_epochs=3)
+    theta = made.spec.read(made.template)
+    state, ids = algorithm.init(theta, 3, torch.Generator().manual_seed(0)), torch.arange(3)
+    own = {key: row.repeat(3, 1) for key, row in algorithm.enroll(theta).items()}
+    task = task_of(made, [0, 1, 2])
+    own, upload = algorithm.train(own, algorithm.download(state, ids), task)
+    assert not upload.layers["conv#weights"].any()  # all models are one: no gain
+    state = algorithm.update(state, ids, upload)
+    assert torch.equal(state.affinity, torch.eye(3))
+    got, chosen = algorithm.download(state, ids), algorithm.candidates(state, ids)
+    mixture, (_, upload) = algorithm.personalize(own, got, task), algorithm.train(own, got, task)
+    after = algorithm.update(state._replace(theta={k: x.clone() for k, x in state.theta.items()}), ids, upload)
+    for i in range(3):
+        held_out = [task.split(0.2, *HELD_OUT)[0].samples[i]]
+        before = score(task.model, theta, held_out).loss[0]
+        w = np.zeros(3)
+        for j in range(3):
+            model = {key: own[key][[j]] for key in theta}
+            distance = np.sqrt(sum(float((own[name][j] - theta[name][0]).square().sum()) for name in made.spec.names))
+            w[j] = max((before - score(task.model, model, held_out).loss[0]) / distance, 0)
+        assert w.any()
+        w /= w.sum()
+        np.testing.assert_allclose(upload.layers["conv#weights"][i], w[chosen[i]], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(after.affinity[i], np.eye(3)[i] + w, rtol=1e-4, atol=1e-6)
+        for key in (key for key in theta if kind_of(key) != COUNTERS):
+            np.testing.assert_allclose(mixture[key][i], w @ own[key].numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_candidates_are_counted_by_the_ledger(setting: Callable[..., Setting]) -> None:
+    made = setting(FedFomo(models=4), "mlp")
+    state = made.algorithm.init(made.spec.read(made.template), 7, torch.Generator())
+    size = made.algorithm.download(state, torch.tensor([5])).size()[0]
+    assert size.tolist() == [4 * 4 * made.spec.size(name) for name in made.spec.names]
+
+
+def test_with_itself_the_only_candidate_it_is_local_training(
+    setting: Callable[..., Setting], data: Callable[..., list[Samples]], task_of: Callable[..., Task]
+) -> None:
+    kept = []
+    for algorithm in (FedFomo(models=1, epsilon=0.0), Local()):
+        made = setting(algorithm)
+        samples = data(4)
+        if isinstance(algorithm, Local):
+            samples = list(task_of(made, [0, 1, 2, 3], clients=4).split(0.2, *HELD_OUT)[1].samples)
+        server = Server(made.algorithm.init(made.spec.read(made.template), 4, torch.Generator()))
+        with SimulatedFleet(made, samples, samples, workers=0) as fleet:
+            for ids in ([0, 1, 2], [1, 2, 3], [0, 2, 3]):
+                run_round(made.algorithm, server, fleet, Ledger(made.spec.names), ids)
+        kept.append(fleet.own)
+    assert all(torch.equal(rows, kept[0][key]) for key, rows in kept[1].items())
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    for name, value in {"models": 0, "epsilon": 1.5, "epsilon_decay": -1.0, "held_out": 1.0}.items():
+        with pytest.raises(ConfigError, match=rf"algorithm\.{name}"):
+            FedFomo(**{name: value})  # type: ignore[arg-type]
