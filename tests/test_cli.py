@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pfedla import cli
+from pfedla import ALGORITHMS, cli
 from pfedla.data.splits import SPLITS
 from pfedla.demo import DEMO
 
@@ -183,6 +184,18 @@ def test_compare_goes_on_and_keeps_what_is_done(pfedla: Any) -> None:
     code, _, err = pfedla(*words, "--lr", "0.5")
     assert code == 1
     assert "another configuration" in err
+
+
+def test_compare_runs_all_methods_that_the_model_allows(pfedla: Any) -> None:
+    code, out, err = pfedla("compare", "--all", *SMALL, "--local-epochs", "2", "--out", "every", "--json")
+    assert code == 0
+    assert {run["algorithm"] for run in json.loads(out)} | set(re.findall(r"(\S+) is left out", err)) == set(ALGORITHMS)
+
+
+def test_where_data_lies_decides_nothing(pfedla: Any) -> None:
+    words = ["compare", "-a", "local", *SMALL, "--out", "one"]
+    assert pfedla(*words)[0] == 0
+    assert "kept" in pfedla(*words, "--data-dir", "elsewhere")[2]
 
 
 def test_compare_prints_json_alone(pfedla: Any) -> None:

@@ -170,6 +170,7 @@ def run(
     metavar="NAME[,KEY=VALUE...]",
     help="A method, with its own settings.",
 )
+@click.option("--all", "everything", is_flag=True, help="All methods that the model allows.")
 @_seeds
 @click.option("--out", type=_path, default=Path("runs/comparison"), show_default=True, help="For the run directories.")
 @_overwrite
@@ -179,6 +180,7 @@ def compare(
     settings: Tables,
     changes: Tables,  # noqa: ARG001
     methods: tuple[str, ...],
+    everything: bool,
     seeds: int,
     out: Path,
     overwrite: bool,
@@ -189,9 +191,10 @@ def compare(
 
     Runs that are complete are kept and unfinished ones gone on with: the same command continues a comparison.
     """
-    if not methods:
-        raise ConfigError(f"name at least one method with -a: {', '.join(ALGORITHMS)}")
-    _compare(settings, methods, seeds, out, overwrite, quiet, as_json)
+    if not methods and not everything:
+        raise ConfigError(f"name at least one method with -a, or --all of {', '.join(ALGORITHMS)}")
+    listed = [*(ALGORITHMS if everything else ()), *methods]
+    _compare(settings, listed, seeds, out, overwrite, quiet, as_json, lenient=everything)
 
 
 @cli.command()
@@ -221,7 +224,14 @@ def demo(seeds: int, workers: int | None, out: Path, overwrite: bool, quiet: boo
 
 
 def _compare(
-    settings: Tables, methods: Sequence[str], seeds: int, out: Path, overwrite: bool, quiet: bool, as_json: bool
+    settings: Tables,
+    methods: Sequence[str],
+    seeds: int,
+    out: Path,
+    overwrite: bool,
+    quiet: bool,
+    as_json: bool,
+    lenient: bool = False,
 ) -> None:
     console = Console(stderr=True, quiet=quiet)
     first = int(settings.get("run", {}).get("seed", 0))
@@ -239,6 +249,7 @@ def _compare(
                 range(first, first + seeds),
                 out,
                 overwrite=overwrite,
+                lenient=lenient,
                 start=start,
                 tell=lambda text: console.print(text, highlight=False, soft_wrap=True),
             )

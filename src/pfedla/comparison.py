@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pfedla.config import Experiment, Tables, merge, parse_value
-from pfedla.errors import ConfigError, RunError
+from pfedla.errors import ConfigError, ModelError, PfedlaError, RunError
 from pfedla.experiment import Federation, federate, prepare, resume, run_experiment
 from pfedla.rundirectory import CONFIG, RunDirectory
 from pfedla.simulation import Watch
@@ -45,6 +45,7 @@ def compare(
     out: Path,
     *,
     overwrite: bool = False,
+    lenient: bool = False,
     start: Callable[[str, int], Watch | None] = lambda *_: None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Summaries:
@@ -62,6 +63,8 @@ def compare(
         The folder for the run directories.
     overwrite
         Run anew what is there already.
+    lenient
+        Leave out what the model does not allow (FedBN needs batch norm, say) instead of refusing the comparison.
     start
         Called with a label and the number of rounds before each run; returns who watches it.
     tell
@@ -70,46 +73,59 @@ def compare(
     labels = [variant.label for variant in variants]
     if twice := {label for label in labels if labels.count(label) > 1}:
         raise ConfigError(f"named twice: {', '.join(sorted(twice))}")
-
-    def experiment(variant: Variant, seed: int) -> Experiment:
-        return Experiment.from_tables(merge(merge(base, variant.changes), {"run": {"seed": seed}}))
-
-    plan = [(variant.label, seed, experiment(variant, seed)) for seed in seeds for variant in variants]
+    plan = {seed: {v.label: _experiment(base, v, seed) for v in variants} for seed in seeds}
     done: dict[str, list[dict[str, Any]]] = {label: [] for label in labels}
-    federation: Federation | None = None
-    loaded: int | None = None
-    for label, seed, each in plan:
-        path = out / f"{label}-seed{seed}"
-        directory = RunDirectory(path)
-        if directory.holds_run and not overwrite and not _same(each, path):
-            raise RunError(f"{path} holds a run with another configuration: choose another --out, or --overwrite it")
-        if directory.complete and not overwrite:
-            tell(f"{path} is complete: kept (--overwrite runs it anew)")
-            summary = directory.summary()
-        else:
-            if loaded != seed:
-                federation, loaded = federate(each), seed
-                for other_label, other_seed, other in plan:  # refuse what cannot run before the first run
-                    if other_seed == seed:
-                        try:
-                            prepare(other, federation)
-                        except ConfigError as error:
-                            raise ConfigError(f"{other_label}: {error}") from None
+    for seed, experiments in plan.items():
+        federation: Federation | None = None
+        for label, experiment in experiments.items():
+            if label not in done:
+                continue
+            path = out / f"{label}-seed{seed}"
+            directory = RunDirectory(path)
+            if directory.holds_run and not overwrite and not _same(experiment, path):
+                raise RunError(
+                    f"{path} holds a run with another configuration: choose another --out, or --overwrite it"
+                )
+            if directory.complete and not overwrite:
+                tell(f"{path} is complete: kept (--overwrite runs it anew)")
+                done[label].append(directory.summary())
+                continue
+            if federation is None:
+                federation = federate(experiment)
                 if federation.note:
                     tell(federation.note)
-            watch = start(f"{label} {seed}" if len(seeds) > 1 else label, each.run.rounds)
+                for refused, error in _refused(experiments, federation):
+                    if not lenient:
+                        raise type(error)(f"{refused}: {error}")
+                    if done.pop(refused, None) is not None:
+                        tell(f"{refused} is left out: {error}")
+                if label not in done:
+                    continue
+            watch = start(f"{label} {seed}" if len(seeds) > 1 else label, experiment.run.rounds)
             if directory.holds_run and not overwrite:
-                summary = resume(path, watch, federation=federation).summary
+                result = resume(path, watch, federation=federation)
             else:
-                summary = run_experiment(each, path, overwrite=overwrite, watch=watch, federation=federation).summary
-        done[label].append(summary)
-        flat = [{**summary, "label": name} for name, summaries in done.items() for summary in summaries]
-        (out / COMPARISON).write_text(json.dumps(flat, indent=2) + "\n")
+                result = run_experiment(experiment, path, overwrite=overwrite, watch=watch, federation=federation)
+            done[label].append(result.summary)
+            flat = [{**summary, "label": name} for name, summaries in done.items() for summary in summaries]
+            (out / COMPARISON).write_text(json.dumps(flat, indent=2) + "\n")
     return list(done.items())
 
 
+def _experiment(base: Tables, variant: Variant, seed: int) -> Experiment:
+    return Experiment.from_tables(merge(merge(base, variant.changes), {"run": {"seed": seed}}))
+
+
+def _refused(experiments: dict[str, Experiment], federation: Federation) -> Iterator[tuple[str, PfedlaError]]:
+    """Yield what cannot run on this data and model, and why: before the first run, not after hours."""
+    for label, experiment in experiments.items():
+        try:
+            prepare(experiment, federation)
+        except (ConfigError, ModelError) as error:
+            yield label, error
+
+
 def _same(experiment: Experiment, path: Path) -> bool:
-    """Say whether the run in `path` has this configuration; the number of workers decides nothing."""
-    neutral: Tables = {"run": {"workers": -1}}
-    there = Experiment.load(path / CONFIG, neutral)
-    return there.tables() == merge(experiment.tables(), neutral)
+    """Say whether the run in `path` has this configuration; where data lies and who works decide nothing."""
+    neutral: Tables = {"run": {"workers": -1}, "data": {"data_dir": "", "download": False}}
+    return Experiment.load(path / CONFIG, neutral).tables() == merge(experiment.tables(), neutral)

@@ -19,8 +19,8 @@ class Live:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._bar = Bar(
-            TextColumn("{task.description:>14}"),
-            BarColumn(bar_width=24),
+            TextColumn("{task.description:>10}"),
+            BarColumn(bar_width=10),
             MofNCompleteColumn(),
             TextColumn("{task.fields[figures]}"),
             TimeRemainingColumn(compact=True),
@@ -67,4 +67,4 @@ def _figures(progress: Progress) -> str:
     if progress.record is None:
         return traffic
     mean, worst = progress.record["accuracy_mean"], progress.record["accuracy_worst"]
-    return f"accuracy {100 * mean:5.2f} %  worst client {100 * worst:5.2f} %  {traffic}"
+    return f"accuracy {100 * mean:.2f} %, worst {100 * worst:.2f} %, {traffic}"
