@@ -39,7 +39,7 @@ def local_aggregation(own: Tensor, theta: Tensor, w: Tensor) -> Tensor:
 
 
 def weight_step(w: Tensor, gradient: Tensor, own: Tensor, theta: Tensor, eta: float) -> Tensor:
-    """Eq. 6: W_i - η ∇L ⊙ (Θ - Θ_i), kept in [0, 1]; ∇L is the loss's gradient at the aggregated model."""
+    """Return W_i - η ∇L ⊙ (Θ - Θ_i), kept in [0, 1]; ∇L is the loss's gradient at the aggregated model."""
     return (w - eta * gradient * (theta - own)).clamp(0, 1)
 
 
