@@ -11,7 +11,30 @@
 from __future__ import annotations
 
 from pfedla.algorithm import Algorithm
-from pfedla.algorithms import ALGORITHMS, FedAvg, HeurPFedLA, Local, PFedLA
+from pfedla.algorithms import (
+    ALGORITHMS,
+    APFL,
+    Ditto,
+    FedALA,
+    FedAMP,
+    FedAvg,
+    FedAvgFT,
+    FedBN,
+    FedFomo,
+    FedPer,
+    FedProx,
+    FedRep,
+    HeurPFedLA,
+    LGFedAvg,
+    Local,
+    PerFedAvg,
+    PFedHN,
+    PFedLA,
+    PFedMe,
+    Scaffold,
+    SimilarityLayer,
+    SimilarityModel,
+)
 from pfedla.config import Experiment
 from pfedla.data.datasets import load_dataset
 from pfedla.errors import PfedlaError
@@ -23,18 +46,35 @@ from pfedla.wire import Payload
 
 __all__ = [
     "ALGORITHMS",
+    "APFL",
     "Algorithm",
+    "Ditto",
     "Experiment",
+    "FedALA",
+    "FedAMP",
     "FedAvg",
+    "FedAvgFT",
+    "FedBN",
+    "FedFomo",
+    "FedPer",
+    "FedProx",
+    "FedRep",
     "HeurPFedLA",
+    "LGFedAvg",
     "LayerSpec",
     "Layers",
     "Local",
+    "PFedHN",
     "PFedLA",
+    "PFedMe",
     "Payload",
+    "PerFedAvg",
     "PfedlaError",
     "Progress",
     "Result",
+    "Scaffold",
+    "SimilarityLayer",
+    "SimilarityModel",
     "Task",
     "Training",
     "__version__",

@@ -370,7 +370,7 @@ def _draw(out: Path) -> None:
     experiment = Experiment.load(out / "config.toml")
     with np.load(out / "alpha.npz") as file:
         alpha, layers, t = file["alpha"][-1], [str(name) for name in file["layers"]], int(file["round"][-1])
-    title = f"Who learns from whom: pFedLA's weights after round {t}"
+    title = f"Who learns from whom: the weights of {algorithm_name(experiment.algorithm)} after round {t}"
     draw_weights(out / "weights.png", alpha, layers, title, _groups(experiment, len(alpha)))
 
 
