@@ -181,6 +181,9 @@ def test_compare_goes_on_and_keeps_what_is_done(pfedla: Any) -> None:
     assert "both/local-seed0 is complete: kept" in err
     assert Path("both/local-seed0/summary.json").stat().st_mtime_ns == kept
     assert Path("both/fedavg-seed0/summary.json").exists()
+    Path("both/comparison.json").unlink()
+    assert pfedla(*words)[0] == 0  # nothing to do, and still everything is listed
+    assert [run["algorithm"] for run in json.loads(Path("both/comparison.json").read_text())] == ["local", "fedavg"]
     code, _, err = pfedla(*words, "--lr", "0.5")
     assert code == 1
     assert "another configuration" in err

@@ -89,6 +89,7 @@ def compare(
             if directory.complete and not overwrite:
                 tell(f"{path} is complete: kept (--overwrite runs it anew)")
                 done[label].append(directory.summary())
+                _write(out, done)
                 continue
             if federation is None:
                 federation = federate(experiment)
@@ -107,9 +108,14 @@ def compare(
             else:
                 result = run_experiment(experiment, path, overwrite=overwrite, watch=watch, federation=federation)
             done[label].append(result.summary)
-            flat = [{**summary, "label": name} for name, summaries in done.items() for summary in summaries]
-            (out / COMPARISON).write_text(json.dumps(flat, indent=2) + "\n")
+            _write(out, done)
     return list(done.items())
+
+
+def _write(out: Path, done: dict[str, list[dict[str, Any]]]) -> None:
+    """Write what is done so far, method by method."""
+    flat = [{**summary, "label": label} for label, summaries in done.items() for summary in summaries]
+    (out / COMPARISON).write_text(json.dumps(flat, indent=2) + "\n")
 
 
 def _experiment(base: Tables, variant: Variant, seed: int) -> Experiment:
