@@ -111,13 +111,16 @@ class PFedLA(Algorithm[Clients]):
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""
-        Optimizer(self.hyper_optimizer, self.hyper_lr)
+        try:
+            Optimizer(self.hyper_optimizer, self.hyper_lr)
+        except ConfigError as error:
+            raise ConfigError(f"algorithm.hyper_optimizer and algorithm.hyper_lr: {error}") from None
         for name in ("embedding", "hidden"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"algorithm.{name} = {getattr(self, name)} must be at least 1")
 
     def for_model(self, spec: LayerSpec) -> PFedLA:
-        """Check the number of retained layers against the model."""
+        """Check the number of retained layers, and settle whose weights the running statistics take."""
         if not 0 <= self.retain <= len(spec.names):
             raise ConfigError(
                 f"algorithm.retain = {self.retain}: this model has {len(spec.names)} layers "
