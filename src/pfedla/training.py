@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pfedla.errors import ConfigError, RunError
+from pfedla.errors import ConfigError, RunError, require
 from pfedla.layers import FlatModel, Layers
 from pfedla.randomness import seed_of, stream
 
@@ -37,15 +37,15 @@ class Training:
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""
-        for name, good in (
-            ("local_epochs", self.local_epochs >= 1),
-            ("batch_size", self.batch_size >= 1),
-            ("lr", 0 < self.lr < math.inf),
-            ("momentum", 0 <= self.momentum < 1),
-            ("weight_decay", 0 <= self.weight_decay < math.inf),
-        ):
-            if not good:
-                raise ConfigError(f"training.{name} = {getattr(self, name)} is out of range")
+        require(
+            "training",
+            self,
+            local_epochs=self.local_epochs >= 1,
+            batch_size=self.batch_size >= 1,
+            lr=0 < self.lr < math.inf,
+            momentum=0 <= self.momentum < 1,
+            weight_decay=0 <= self.weight_decay < math.inf,
+        )
 
     def refuse_momentum(self, method: str) -> None:
         """Refuse momentum, for a method whose equations are of plain steps."""

@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from pfedla.algorithm import RESOLVED
 from pfedla.algorithms.fedavg import FedAvg
-from pfedla.errors import ConfigError
+from pfedla.errors import ConfigError, require
 from pfedla.layers import FlatModel, Layers, LayerSpec, change, entry
 from pfedla.training import Batches, Task
 from pfedla.wire import Payload
@@ -61,10 +61,8 @@ class FedALA(FedAvg):
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""
-        good = {"s": 0 < self.s <= 1, "eta": 0 < self.eta < math.inf, "threshold": self.threshold > 0}
-        for name, fine in {**good, "p": self.p >= 1, "start_epochs": self.start_epochs >= 1}.items():
-            if not fine:
-                raise ConfigError(f"algorithm.{name} = {getattr(self, name)} is out of range")
+        require("algorithm", self, p=self.p >= 1, s=0 < self.s <= 1, eta=0 < self.eta < math.inf)
+        require("algorithm", self, threshold=self.threshold > 0, start_epochs=self.start_epochs >= 1)
 
     def for_model(self, spec: LayerSpec) -> Self:
         """Settle which layers are the last p."""

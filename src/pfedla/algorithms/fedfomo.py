@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from pfedla.algorithm import Algorithm
-from pfedla.errors import ConfigError
+from pfedla.errors import require
 from pfedla.layers import COUNTERS, Layers, kind_of
 from pfedla.randomness import stream
 from pfedla.training import Task, score
@@ -70,10 +70,8 @@ class FedFomo(Algorithm[Affinities]):
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""
-        good = {"models": self.models >= 1, "epsilon": 0 <= self.epsilon <= 1, "held_out": 0 < self.held_out < 1}
-        for name, fine in {**good, "epsilon_decay": self.epsilon_decay >= 0}.items():
-            if not fine:
-                raise ConfigError(f"algorithm.{name} = {getattr(self, name)} is out of range")
+        require("algorithm", self, models=self.models >= 1, held_out=0 < self.held_out < 1)
+        require("algorithm", self, epsilon=0 <= self.epsilon <= 1, epsilon_decay=self.epsilon_decay >= 0)
 
     def init(self, theta: Layers, n: int, rng: torch.Generator) -> Affinities:
         """Start everybody from the common model, nearest to itself."""

@@ -21,7 +21,7 @@ from typing import Literal
 from torch import Tensor
 
 from pfedla.algorithms.fedavg import FedAvg
-from pfedla.errors import ConfigError
+from pfedla.errors import require
 from pfedla.layers import FlatModel, Layers, change
 from pfedla.training import Batches, Task
 from pfedla.wire import Payload
@@ -66,11 +66,14 @@ class PerFedAvg(FedAvg):
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""
-        good = {"variant": self.variant in ("fo", "hf"), "alpha": 0 <= self.alpha < math.inf}
-        good |= {"beta": self.beta is None or 0 < self.beta < math.inf, "delta": 0 < self.delta < math.inf}
-        for name, yes in good.items():
-            if not yes:
-                raise ConfigError(f"algorithm.{name} = {getattr(self, name)} is out of range")
+        require(
+            "algorithm",
+            self,
+            variant=self.variant in ("fo", "hf"),
+            alpha=0 <= self.alpha < math.inf,
+            beta=self.beta is None or 0 < self.beta < math.inf,
+            delta=0 < self.delta < math.inf,
+        )
 
     def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
         """Take steps w_i - β ∇F_i(w_i)."""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pfedla.algorithm import Algorithm
 from pfedla.algorithms.fedavg import weighted_mean
-from pfedla.errors import ConfigError
+from pfedla.errors import require
 from pfedla.layers import STATS, Layers, entry, kind_of, layer_of
 from pfedla.optimizer import Rows
 from pfedla.wire import Payload
@@ -72,10 +72,9 @@ class PFedHN(Algorithm[Hyper]):
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""
-        low = {"hidden": 1, "hidden_layers": 0, "hyper_lr": 1e-12, "hyper_momentum": 0, "hyper_weight_decay": 0}
-        for name, least in low.items():
-            if not least <= getattr(self, name) < (1 if name == "hyper_momentum" else math.inf):
-                raise ConfigError(f"algorithm.{name} = {getattr(self, name)} is out of range")
+        require("algorithm", self, hidden=self.hidden >= 1, hidden_layers=self.hidden_layers >= 0)
+        require("algorithm", self, hyper_lr=0 < self.hyper_lr < math.inf, hyper_momentum=0 <= self.hyper_momentum < 1)
+        require("algorithm", self, hyper_weight_decay=0 <= self.hyper_weight_decay < math.inf)
 
     def init(self, theta: Layers, n: int, rng: torch.Generator) -> Hyper:
         """Draw embeddings from N(0, 1) and hidden layers from U(±1/√fan-in); the heads give the common model."""

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from pfedla.algorithms.fedavg import FedAvg, SharedModel, weighted_mean
 from pfedla.algorithms.fedprox import proximal_gradient
-from pfedla.errors import ConfigError
+from pfedla.errors import require
 from pfedla.layers import FlatModel, Layers, change, kind_of
 from pfedla.training import Batches, Task
 from pfedla.wire import Payload
@@ -57,14 +57,14 @@ class PFedMe(FedAvg):
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""
-        for name, good in (
-            ("lam", 0 <= self.lam < math.inf),
-            ("k", self.k >= 1),
-            ("beta", 0 < self.beta < math.inf),
-            ("personal_lr", 0 < self.personal_lr < math.inf),
-        ):
-            if not good:
-                raise ConfigError(f"algorithm.{name} = {getattr(self, name)} is out of range")
+        require(
+            "algorithm",
+            self,
+            lam=0 <= self.lam < math.inf,
+            k=self.k >= 1,
+            beta=0 < self.beta < math.inf,
+            personal_lr=0 < self.personal_lr < math.inf,
+        )
 
     def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
         """Alternate between steps on θ_i and on w_i; keep θ_i and send the change of w_i."""
