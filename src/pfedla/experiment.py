@@ -15,7 +15,7 @@ from pfedla.algorithm import Algorithm
 from pfedla.config import Experiment, Run, algorithm_name
 from pfedla.data.datasets import load_dataset
 from pfedla.data.files import load_column, load_folder
-from pfedla.data.partition import Part, partition
+from pfedla.data.partition import Part, count_classes, partition
 from pfedla.data.splits import Column
 from pfedla.errors import ConfigError, DataError
 from pfedla.fleet import Setting
@@ -71,7 +71,7 @@ def federate(experiment: Experiment, progress: Callable[[str, int, int | None], 
         [Samples(dataset.x[part.test], dataset.y[part.test]) for part in parts],
         dataset.x.shape[1:],
         dataset.classes,
-        _counts([(dataset.y[part.train], dataset.y[part.test]) for part in parts], len(dataset.classes)),
+        count_classes([(dataset.y[part.train], dataset.y[part.test]) for part in parts], len(dataset.classes)),
         tuple(f"client-{client:0{len(str(len(parts) - 1))}}" for client in range(len(parts))),
         dataset.note,
     )
@@ -130,8 +130,8 @@ def run(
         or a module, which is copied.
     clients
         Each client's data: `(x, y)`, of which `train_fraction` is trained on and the rest kept for the test, or
-        `(x, y, x_test, y_test)`. Arrays or tensors; labels are whole numbers from 0. Images `(n, channels,
-        height, width)` of type uint8 are scaled to [-1, 1]; everything else is used as it is.
+        `(x, y, x_test, y_test)`. Arrays or tensors; labels are whole numbers from 0. Inputs of type uint8 are
+        taken for pixels and scaled to [-1, 1]; others are used as they are. Images are `(n, channels, height, width)`.
     rounds
         How many rounds to run.
     participants
@@ -169,8 +169,7 @@ def run(
     make = (lambda: copy.deepcopy(model)) if isinstance(model, nn.Module) else model
     template = seeded(make, seed)
     spec = LayerSpec.of(template, layers)
-    setting = _setting(algorithm, template, spec, training or Training(), settings)
-    check_model(template, federation.train + federation.test)
+    setting = _setting(algorithm, template, spec, training or Training(), settings, federation)
     return _finish(setting, federation, settings, "own data", None, watch)
 
 
@@ -179,10 +178,7 @@ def prepare(experiment: Experiment, federation: Federation) -> Setting:
     model, seed = experiment.model, experiment.run.seed
     template = seeded(lambda: make_model(model.name, federation.shape, len(federation.classes)), seed)
     spec = LayerSpec.of(template, model.layers)
-    setting = _setting(experiment.algorithm, template, spec, experiment.training, experiment.run)
-    check_model(template, federation.train + federation.test)
-    draw_participants(seed, 0, len(federation.train), experiment.run.participants or len(federation.train))
-    return setting
+    return _setting(experiment.algorithm, template, spec, experiment.training, experiment.run, federation)
 
 
 def _run(
@@ -196,12 +192,23 @@ def _run(
     return _finish(setting, federation, experiment.run, experiment.data_name, directory(), watch)
 
 
-def _setting(algorithm: Algorithm[Any], template: nn.Module, spec: LayerSpec, training: Training, run: Run) -> Setting:
+def _setting(
+    algorithm: Algorithm[Any],
+    template: nn.Module,
+    spec: LayerSpec,
+    training: Training,
+    run: Run,
+    federation: Federation,
+) -> Setting:
+    """Put together what is fixed for a run; refuse what does not fit the data, the method or the machine."""
     try:
         torch.empty(0, device=run.device)
     except RuntimeError as error:
         raise ConfigError(f"run.device = {run.device!r} is not available: {str(error).partition('.')[0]}") from None
-    return Setting(template, spec, algorithm.for_model(spec), training, run.seed, run.device)
+    setting = Setting(template, spec, algorithm.for_model(spec), training, run.seed, run.device)
+    check_model(template, federation.train + federation.test)
+    draw_participants(run.seed, 0, len(federation.train), run.participants or len(federation.train))
+    return setting
 
 
 def _finish(
@@ -253,7 +260,7 @@ def _own_data(clients: Sequence[Client], names: Sequence[str], train_fraction: f
         [Samples(pair[2], pair[3]) for pair in pairs],
         shapes.pop(),
         tuple(map(str, range(classes))),
-        _counts(labels, classes),
+        count_classes(labels, classes),
         tuple(names),
         "",
     )
@@ -284,8 +291,3 @@ def _check_labels(name: str, x: Array, y: Array) -> None:
         raise DataError(f"{name} has no samples")
     if labels.min() < 0:
         raise DataError(f"{name}: label {labels.min()} is negative: labels are numbered from 0")
-
-
-def _counts(labels: Sequence[tuple[np.ndarray, np.ndarray]], classes: int) -> np.ndarray:
-    """Return how many samples of each class each client trains and is tested on: `(clients, classes, 2)`."""
-    return np.stack([np.stack([np.bincount(part, minlength=classes) for part in pair], axis=1) for pair in labels])

@@ -35,6 +35,7 @@ __all__ = [
     "LayerSpec",
     "Layers",
     "Slot",
+    "bank",
     "change",
     "entry",
     "kind_of",
@@ -68,6 +69,11 @@ def kind_of(key: str) -> str:
 def change(trained: Layers, received: Layers) -> Layers:
     """Return Δθ = trained - received, of everything that travels: the one place that fixes this sign."""
     return {key: trained[key] - received[key] for key in received if kind_of(key) in ("", STATS)}
+
+
+def bank(theta: Layers, n: int) -> Layers:
+    """Return what a server keeps of a common model `theta` for `n` clients: `n` rows of all that travels, copied."""
+    return {key: row.repeat(n, 1) for key, row in theta.items() if kind_of(key) != COUNTERS}
 
 
 def match_layers(patterns: Iterable[str], names: Sequence[str], what: str) -> tuple[str, ...]:
@@ -175,14 +181,15 @@ class LayerSpec:
     def read(self, module: nn.Module) -> Layers:
         """Return a module's layers, copied, as one row: `{entry: (1, numbers)}`."""
         tensors = _tensors(module)
-        layers: Layers = {}
-        for key, slots in self.slots.items():
-            integer = kind_of(key) == COUNTERS
-            vector = torch.empty(slots[-1].stop, dtype=torch.int64 if integer else self.dtype)
-            for slot in slots:
-                slot.view(vector).copy_(tensors[slot.name].detach())
-            layers[key] = vector.unsqueeze(0)
-        return layers
+        return {key: self.gather(key, tensors) for key in self.slots}
+
+    def gather(self, key: str, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return an entry's row, `(1, numbers)` on the CPU, copied from a module's tensors by name."""
+        slots = self.slots[key]
+        row = torch.empty(1, slots[-1].stop, dtype=torch.int64 if kind_of(key) == COUNTERS else self.dtype)
+        for slot in slots:
+            slot.view(row[0]).copy_(tensors[slot.name].detach())
+        return row
 
     def write(self, module: nn.Module, layers: Layers, row: int = 0) -> None:
         """Copy one row of `layers` into a module; every entry of the model must be there."""
@@ -256,17 +263,10 @@ class FlatModel:
 
     def read(self) -> Layers:
         """Return the module's layers, copied, as one row on the CPU: `{entry: (1, numbers)}`."""
-        layers = {}
-        for key, slots in self.spec.slots.items():
-            if key in self._range:
-                layers[key] = self.weights[self._range[key]].to("cpu", copy=True).unsqueeze(0)
-                continue
-            dtype = torch.int64 if kind_of(key) == COUNTERS else self.spec.dtype
-            vector = torch.empty(slots[-1].stop, dtype=dtype)
-            for slot in slots:
-                slot.view(vector).copy_(self._tensors[slot.name])
-            layers[key] = vector.unsqueeze(0)
-        return layers
+        trained = self.layers(self.weights)
+        return {
+            key: trained[key] if key in trained else self.spec.gather(key, self._tensors) for key in self.spec.slots
+        }
 
 
 def _join(path: str, name: str) -> str:

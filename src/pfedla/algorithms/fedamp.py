@@ -22,7 +22,7 @@ from torch import Tensor
 from pfedla.algorithm import Algorithm
 from pfedla.algorithms.fedprox import FedProx
 from pfedla.errors import ConfigError
-from pfedla.layers import COUNTERS, Layers, kind_of
+from pfedla.layers import Layers, bank, kind_of
 from pfedla.training import Task
 from pfedla.wire import Payload
 
@@ -74,8 +74,7 @@ class FedAMP(Algorithm[Messages]):
         if self.alpha / self.sigma * (n - 1) > 1:
             most = self.sigma / (n - 1)
             raise ConfigError(f"algorithm.alpha = {self.alpha:g}: with {n} clients it is at most {most:g}, or ξ_ii < 0")
-        bank = {key: row.repeat(n, 1) for key, row in theta.items() if kind_of(key) != COUNTERS}
-        return Messages(bank, torch.tensor(0))
+        return Messages(bank(theta, n), torch.tensor(0))
 
     def download(self, state: Messages, ids: Tensor) -> Payload:
         """Send u_i = Σ_j ξ_ij w_j, running statistics in the same proportions."""

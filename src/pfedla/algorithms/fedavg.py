@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pfedla.algorithm import RESOLVED, Algorithm
-from pfedla.layers import COUNTERS, Layers, LayerSpec, kind_of
+from pfedla.layers import Layers, LayerSpec, bank
 from pfedla.wire import Payload
 
 __all__ = ["FedAvg", "Local", "PersonalLayers", "SharedModel", "weighted_mean"]
@@ -43,7 +43,7 @@ class FedAvg(Algorithm[SharedModel]):
 
     def init(self, theta: Layers, n: int, rng: torch.Generator) -> SharedModel:  # noqa: ARG002
         """Start from the common model."""
-        return SharedModel({key: row.clone() for key, row in theta.items() if kind_of(key) != COUNTERS})
+        return SharedModel(bank(theta, 1))
 
     def download(self, state: SharedModel, ids: Tensor) -> Payload:
         """Send the shared layers to everybody."""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pfedla.algorithm import Algorithm
 from pfedla.errors import require
-from pfedla.layers import COUNTERS, Layers, kind_of
+from pfedla.layers import COUNTERS, Layers, bank, kind_of
 from pfedla.randomness import stream
 from pfedla.training import Task, score
 from pfedla.wire import Payload
@@ -75,8 +75,7 @@ class FedFomo(Algorithm[Affinities]):
 
     def init(self, theta: Layers, n: int, rng: torch.Generator) -> Affinities:
         """Start everybody from the common model, nearest to itself."""
-        bank = {key: row.repeat(n, 1) for key, row in theta.items() if kind_of(key) != COUNTERS}
-        return Affinities(bank, torch.eye(n), torch.tensor(0), torch.randint(2**31, (), generator=rng))
+        return Affinities(bank(theta, n), torch.eye(n), torch.tensor(0), torch.randint(2**31, (), generator=rng))
 
     def candidates(self, state: Affinities, ids: Tensor) -> Tensor:
         """Return whose models these clients get in the next round: `(n, M)`."""

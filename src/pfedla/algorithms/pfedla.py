@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from pfedla.algorithm import RESOLVED, Algorithm
 from pfedla.errors import ConfigError
-from pfedla.layers import COUNTERS, STATS, Layers, LayerSpec, kind_of, layer_of
+from pfedla.layers import STATS, Layers, LayerSpec, bank, kind_of, layer_of
 from pfedla.optimizer import Optimizer, Rows, Trained
 from pfedla.wire import Payload
 
@@ -149,8 +149,7 @@ class PFedLA(Algorithm[Clients]):
             "weight": uniform(n * layers, self.hidden, n, fan_in=self.hidden),
             "bias": uniform(n * layers, n, fan_in=self.hidden),
         }
-        bank = {key: row.repeat(n, 1) for key, row in theta.items() if kind_of(key) != COUNTERS}
-        return Clients(bank, self._optimizer.init(body), self._optimizer.init(heads))
+        return Clients(bank(theta, n), self._optimizer.init(body), self._optimizer.init(heads))
 
     def download(self, state: Clients, ids: Tensor) -> Payload:
         """Algorithm 1, line 5, and Algorithm 2, lines 5-7: θ̄_i without the retained layers."""

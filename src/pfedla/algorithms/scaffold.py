@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pfedla.algorithm import Algorithm
 from pfedla.errors import ConfigError
-from pfedla.layers import COUNTERS, Layers, change, entry, kind_of, layer_of
+from pfedla.layers import Layers, bank, change, entry, kind_of, layer_of
 from pfedla.training import Adjust, Task
 from pfedla.wire import Payload
 
@@ -59,9 +59,8 @@ class Scaffold(Algorithm[Controlled]):
 
     def init(self, theta: Layers, n: int, rng: torch.Generator) -> Controlled:  # noqa: ARG002
         """Start from the common model and controls of zero."""
-        shared = {key: row.clone() for key, row in theta.items() if kind_of(key) != COUNTERS}
         control = {key: row for key, row in self.enroll(theta).items() if kind_of(key) == CONTROL}
-        return Controlled(shared, control, torch.tensor(n))
+        return Controlled(bank(theta, 1), control, torch.tensor(n))
 
     def download(self, state: Controlled, ids: Tensor) -> Payload:
         """Send x and c to everybody."""

@@ -24,7 +24,7 @@ from torch import Tensor
 from pfedla.algorithm import RESOLVED, Algorithm
 from pfedla.algorithms.pfedla import aggregate
 from pfedla.errors import ConfigError
-from pfedla.layers import COUNTERS, STATS, Layers, LayerSpec, kind_of, layer_of
+from pfedla.layers import STATS, Layers, LayerSpec, bank, kind_of, layer_of
 from pfedla.wire import Payload
 
 __all__ = ["Bank", "SimilarityLayer", "SimilarityModel", "cosine", "inner"]
@@ -72,8 +72,7 @@ class SimilarityLayer(Algorithm[Bank]):
 
     def init(self, theta: Layers, n: int, rng: torch.Generator) -> Bank:  # noqa: ARG002
         """Start everybody from the common model."""
-        bank = {key: row.repeat(n, 1) for key, row in theta.items() if kind_of(key) != COUNTERS}
-        return Bank(bank, {key: row.clone() for key, row in theta.items() if not kind_of(key)})
+        return Bank(bank(theta, n), {key: row.clone() for key, row in theta.items() if not kind_of(key)})
 
     def weights(self, state: Bank, ids: Tensor) -> Tensor:
         """Return α_ij, layer by layer: `(n, L, N)`."""

@@ -16,7 +16,10 @@ from pfedla.data.splits import Column, Ints, Request, Split, apportion
 from pfedla.errors import ConfigError, DataError
 from pfedla.randomness import numpy_stream
 
-__all__ = ["Part", "class_counts", "partition"]
+__all__ = ["Part", "class_counts", "count_classes", "partition"]
+
+
+Labels = npt.NDArray[np.integer]
 
 
 class Part(NamedTuple):
@@ -130,10 +133,12 @@ def partition(
 
 def class_counts(y: npt.NDArray[np.integer], parts: Sequence[Part]) -> Ints:
     """Return the (training, test) samples of each class of each client, of shape (clients, classes, 2)."""
-    classes = int(y.max()) + 1
-    return np.stack(
-        [np.stack([np.bincount(y[chosen], minlength=classes) for chosen in part], axis=-1) for part in parts]
-    )
+    return count_classes([(y[part.train], y[part.test]) for part in parts], int(y.max()) + 1)
+
+
+def count_classes(labels: Sequence[tuple[Labels, Labels]], classes: int) -> Ints:
+    """Return the same from each client's training and test labels."""
+    return np.stack([np.stack([np.bincount(part, minlength=classes) for part in pair], axis=-1) for pair in labels])
 
 
 def _stratify(plan: Ints, train_fraction: float, seed: int) -> tuple[Ints, Ints]:
