@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,10 +28,14 @@ Data = Callable[..., list[Samples]]
 
 @dataclass(frozen=True)
 class Killed(FedAvg):
-    """A method whose worker is killed at client 2."""
+    """A method whose worker is killed at client 2, or only once: as long as a file does not exist."""
+
+    once: str = ""
 
     def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
-        if task.ids[0] == 2:
+        if task.ids[0] == 2 and not (self.once and Path(self.once).exists()):
+            if self.once:
+                Path(self.once).touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return super().train(own, got, task)
 
@@ -67,7 +72,7 @@ def download(setting: Setting, ids: list[int]) -> Payload:
 @pytest.mark.parametrize(
     ("algorithm", "message"),
     [
-        (Killed(), r"a worker died \(signal SIGKILL\) while it worked for client 2 in round 1.*fewer workers"),
+        (Killed(), r"a worker died \(signal SIGKILL\) while it worked for client 2 in round 1.*fewer workers.*second"),
         (Faulty(), r"(?s)client 1 failed in round 2:.*ZeroDivisionError: a mistake"),
     ],
 )
@@ -78,6 +83,64 @@ def test_a_failing_client_ends_the_run_and_is_named(
     with pytest.raises(RunError, match=message):
         simulate(setting(algorithm, "mlp"), data(4), data(4), Run(rounds=3, workers=workers), {})
     assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_job_whose_worker_is_killed_is_done_again(
+    workers: int,
+    setting: Make,
+    data: Data,
+    tmp_path: Path,
+    same: Callable[..., None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    uploads = []
+    for algorithm in (Killed(once=str(tmp_path / "killed")), FedAvg()):
+        made, samples, ids = setting(algorithm, "mlp"), data(4), [0, 1, 2, 3]
+        with SimulatedFleet(made, samples, samples, workers) as fleet:
+            uploads.append(fleet.train(ids, download(made, ids), 1)[1].layers)
+    assert (tmp_path / "killed").exists()
+    same(uploads[0], uploads[1])
+    (record,) = caplog.records
+    assert "worked for client 2 in round 1" in record.message
+    assert "done again" in record.message
+
+
+def test_workers_killed_between_rounds_are_replaced(
+    setting: Make, data: Data, same: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    made, samples, ids = setting(FedAvg(), "mlp"), data(4), [0, 1, 2, 3]
+    with SimulatedFleet(made, samples, samples, workers=2) as fleet:
+        before = fleet.train(ids, download(made, ids), 1)[1].layers
+        for process in multiprocessing.active_children():
+            assert process.pid
+            os.kill(process.pid, signal.SIGKILL)
+            process.join()
+        after = fleet.train(ids, download(made, ids), 1)[1].layers
+    same(before, after)
+    assert len(caplog.records) == 2
+
+
+def test_work_broken_off_leaves_nothing_behind(setting: Make, data: Data, same: Callable[..., None]) -> None:
+    made, samples, ids = setting(Faulty(), "mlp"), data(4), [0, 1, 2, 3]
+    with SimulatedFleet(made, samples, samples, workers=2) as fleet:
+        before = fleet.train(ids, download(made, ids), 1)[1].layers
+        with pytest.raises(RunError, match="client 1 failed in round 2"):
+            fleet.train(ids, download(made, ids), 2)
+        same(fleet.train(ids, download(made, ids), 1)[1].layers, before)
+
+
+@pytest.mark.parametrize("slot", [0, 4096])
+def test_messages_without_room_in_shared_memory_go_through_the_pipe(
+    slot: int, setting: Make, data: Data, same: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, samples, ids = setting(PFedLA()), data(4), [0, 1, 2, 3]
+    uploads = []
+    for workers in (0, 2):
+        monkeypatch.setattr("pfedla.workers.SLOT_BYTES", slot)
+        with SimulatedFleet(made, samples, samples, workers) as fleet:
+            uploads.append(fleet.train(ids, download(made, ids), 1)[1].layers)
+    same(uploads[0], uploads[1])
 
 
 def test_a_clients_divergence_is_reported_without_a_traceback(setting: Make, data: Data) -> None:
@@ -139,7 +202,7 @@ def test_workers_can_be_spawned(monkeypatch: pytest.MonkeyPatch) -> None:
     got = FedAvg().download(FedAvg().init(spec.read(model), 2, torch.Generator()), torch.tensor([0, 1]))
     uploads = []
     for workers in (0, 1):
-        monkeypatch.setattr("pfedla.fleet.START_METHOD", "spawn")
+        monkeypatch.setattr("pfedla.workers.START_METHOD", "spawn")
         with SimulatedFleet(made, samples, samples, workers) as fleet:
             uploads.append(fleet.train([0, 1], got, 1)[1].layers)
     assert all(torch.equal(uploads[0][key], uploads[1][key]) for key in spec.names)

@@ -1,0 +1,256 @@
+"""Worker processes: one torch thread and one resident model each, jobs and answers through shared memory.
+
+A worker always has its next job at hand while it does one, so it never waits for the server. The numbers of a
+message are copied once, into a slot of memory that both processes see; only its outline goes through a pipe.
+A worker that dies is replaced and its job done again; a client whose job kills two workers ends the run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pfedla.errors import PfedlaError, RunError
+from pfedla.jobs import Data, Job, Setting, Work
+
+__all__ = ["Processes", "available_workers"]
+
+START_METHOD = "fork" if sys.platform == "linux" else "spawn"  # forked workers know functions made on the fly
+SLOTS = 2  # a job being done, and the next
+SLOT_BYTES = 64 * 2**20  # at most; what is larger goes through the pipe
+ALIGNMENT = 64
+
+log = logging.getLogger("pfedla")
+
+
+def available_workers() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Processes:
+    """A crew of worker processes on this machine.
+
+    `message` is the size of an ordinary message in bytes: it decides how much memory is shared with each worker.
+    """
+
+    def __init__(self, setting: Setting, data: Data, workers: int, message: int) -> None:
+        if START_METHOD != "fork":  # forked workers see this process's data anyway
+            for samples in data.train + data.test:
+                samples.share()
+        self._hands = [_Worker(setting, data, message) for _ in range(workers)]
+
+    def work(self, jobs: Iterable[Job]) -> Iterator[tuple[int, Any]]:
+        """Do all jobs."""
+        for hand in self._hands:
+            hand.drain()
+        waiting = deque(jobs)
+        while True:
+            self._hand_out(waiting)
+            busy = {hand.channel.connection: hand for hand in self._hands if hand.jobs}
+            if not busy:
+                return
+            ready = set(wait([*busy, *(hand.process.sentinel for hand in busy.values())]))
+            for connection, hand in busy.items():
+                if ready & {connection, hand.process.sentinel} and (answer := hand.take()):
+                    yield answer
+
+    def _hand_out(self, waiting: deque[Job]) -> None:
+        """Give every idle worker a job, then a second one as long as there are enough for all."""
+        for depth in range(1, SLOTS + 1):
+            for hand in self._hands:
+                if len(hand.jobs) < depth and len(waiting) > (0 if depth == 1 else len(self._hands)):
+                    hand.give(waiting.popleft())
+
+    def close(self) -> None:
+        """End the processes."""
+        for hand in self._hands:
+            hand.close()
+        self._hands = []
+
+
+class _Worker:
+    """A worker process, seen from the server's side."""
+
+    def __init__(self, setting: Setting, data: Data, message: int) -> None:
+        self._setting, self._data, self._message = setting, data, message
+        self.jobs: deque[Job] = deque()  # given and not yet answered
+        self._tries = 0  # of the first of them
+        self._start()
+
+    def _start(self) -> None:
+        context: Any = multiprocessing.get_context(START_METHOD)
+        ours, theirs = context.Pipe()
+        size = _aligned(min(self._message + 2**16, SLOT_BYTES))
+        jobs, answers = (torch.empty(SLOTS, size, dtype=torch.uint8).share_memory_() for _ in range(2))
+        self.channel = _Channel(ours, jobs, answers)
+        self.process: BaseProcess = context.Process(
+            target=_serve,
+            args=(_Channel(theirs, answers, jobs), self._setting, self._data, os.getpid()),
+            daemon=True,
+            name="pfedla-worker",
+        )
+        self.process.start()
+        theirs.close()
+
+    def give(self, job: Job) -> None:
+        self.jobs.append(job)
+        try:
+            self.channel.send(job)
+        except OSError:
+            self._replace()
+
+    def take(self) -> tuple[int, Any] | None:
+        """Return the next answer; None if the worker had died and the job is under way again."""
+        try:
+            good, answer = self.channel.receive(copy=True)
+        except (EOFError, OSError):
+            self._replace()
+            return None
+        job, self._tries = self.jobs.popleft(), 0
+        if not good:
+            raise RunError(answer)
+        return job.client, answer
+
+    def drain(self) -> None:
+        """Throw away the answers to jobs of work that was broken off."""
+        while self.jobs:
+            with suppress(RunError):
+                self.take()
+
+    def _replace(self) -> None:
+        """Put a new process in the place of one that died, with the same jobs."""
+        job, self._tries = self.jobs[0], self._tries + 1
+        self.process.join(1)
+        self.close()
+        code = self.process.exitcode
+        how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+        hint = ". It may have run out of memory: try fewer workers" if how == "signal SIGKILL" else ""
+        text = f"a worker died ({how}) while it worked for client {job.client} in round {job.t}{hint}"
+        if self._tries > 1:
+            self.jobs.clear()
+            raise RunError(f"{text}. It was the second one to die over this job")
+        log.warning("%s. The job is done again by a new worker", text)
+        self._start()
+        jobs, self.jobs = self.jobs, deque()
+        for again in jobs:
+            self.give(again)
+
+    def close(self) -> None:
+        self.channel.connection.close()
+        self.process.terminate()
+        self.process.join(5)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+
+class _Place(NamedTuple):
+    """Where a tensor of a message lies in shared memory."""
+
+    slot: int
+    start: int
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+class _Channel:
+    """One end of a connection between the server and a worker. Messages take the slots in turn."""
+
+    def __init__(self, connection: Connection, outgoing: Tensor, incoming: Tensor) -> None:
+        self.connection = connection
+        self._outgoing, self._incoming = outgoing, incoming  # (SLOTS, bytes) uint8, shared
+        self._slot = 0
+
+    def send(self, value: Any) -> None:
+        """Send nested tuples and dictionaries: tensors through the slot, as long as there is room, the rest beside."""
+        slot, self._slot = self._slot, (self._slot + 1) % SLOTS
+        room, start = self._outgoing[slot], 0
+
+        def place(tensor: Tensor) -> _Place | np.ndarray:
+            nonlocal start
+            begin, end = start, start + tensor.nbytes
+            if end > len(room):
+                return tensor.numpy()
+            room[begin:end].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+            start = _aligned(end)
+            return _Place(slot, begin, tensor.shape, tensor.dtype)
+
+        self.connection.send(_convert(value, Tensor, place))
+
+    def receive(self, *, copy: bool) -> Any:
+        """Return the next message. Without a copy its tensors lie in the slot until that is used again."""
+
+        def find(part: _Place | np.ndarray) -> Tensor:
+            if isinstance(part, np.ndarray):
+                return torch.from_numpy(part)
+            end = part.start + part.shape.numel() * part.dtype.itemsize
+            tensor = self._incoming[part.slot, part.start : end].view(part.dtype).view(part.shape)
+            return tensor.clone() if copy else tensor
+
+        return _convert(self.connection.recv(), (_Place, np.ndarray), find)
+
+
+def _serve(channel: _Channel, setting: Setting, data: Data, parent: int) -> None:
+    """Run a worker: take jobs until the server's process is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(1)
+    _keep_freed_memory()
+    work = Work(setting, data)
+    while True:
+        while not channel.connection.poll(1.0):
+            if os.getppid() != parent:
+                return
+        try:
+            job: Job = channel.receive(copy=False)
+        except (EOFError, OSError):
+            return
+        try:
+            answer = True, work.do(job)
+        except PfedlaError as error:
+            answer = False, str(error)
+        channel.send(answer)
+
+
+def _keep_freed_memory() -> None:
+    """Have the C library keep what is freed: activations come and go with every batch.
+
+    By default glibc returns blocks of megabytes to the system at once, and each batch then pays for thousands of
+    page faults: 10 to 15 % of the time. Other C libraries are left as they are.
+    """
+    trim_threshold, mmap_threshold = -1, -3  # from malloc.h
+    with suppress(OSError, AttributeError):
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(trim_threshold, 2**30)
+        libc.mallopt(mmap_threshold, 2**25)  # the largest that glibc takes
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _convert(value: Any, kind: type | tuple[type, ...], to: Callable[[Any], Any]) -> Any:
+    """Replace what is of a kind in nested tuples and dictionaries."""
+    if isinstance(value, kind):
+        return to(value)
+    if isinstance(value, dict):
+        return {key: _convert(part, kind, to) for key, part in value.items()}
+    if isinstance(value, tuple):
+        parts = [_convert(part, kind, to) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return value
