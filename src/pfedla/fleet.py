@@ -6,7 +6,8 @@ inputs alone, so it is the same to the bit for any number of workers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -141,4 +142,16 @@ class SimulatedFleet:
             return Job(kind, client, t, own, got.rows(slice(row[client], row[client] + 1)))
 
         order = sorted(ids, key=lambda client: -self._examples[client])
-        return dict(self._crew.work(map(job, order)))
+        with _one_thread():
+            return dict(self._crew.work(map(job, order)))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Leave the cores to the workers: the server computes with all of them again when they are done."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import copy
 import traceback
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
-import torch
 from torch import nn
 
 from pfedla.algorithm import Algorithm
@@ -92,26 +90,15 @@ class Work:
 
 
 class InProcess:
-    """Does the jobs here, one after the other, with one thread as workers do: for debugging, and on a GPU."""
+    """Does the jobs here, one after the other: for debugging, and on a GPU."""
 
     def __init__(self, setting: Setting, data: Data) -> None:
         self._work = Work(setting, data)
 
     def work(self, jobs: Iterable[Job]) -> Iterator[tuple[int, Any]]:
         """Do all jobs."""
-        with _one_thread():
-            for job in jobs:
-                yield job.client, self._work.do(job)
+        for job in jobs:
+            yield job.client, self._work.do(job)
 
     def close(self) -> None:
         """Nothing is left to dismiss."""
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
