@@ -89,10 +89,9 @@ class FedALA(FedAvg):
                 loss.backward()
                 w = weight_step(w, model.gradient[mask], mine, theta, self.eta)
                 losses += [float(loss.detach())] * len(y)
-                if len(losses) % size == 0:  # an epoch ends
-                    mean = torch.tensor(losses).view(-1, size).mean(1)
-                    if kept[row, -1] or (len(mean) > 10 and mean[-10:].std(correction=0) < self.threshold):
-                        break
+                mean = torch.tensor(losses[: len(losses) // size * size]).view(-1, size).mean(1)  # (complete epochs,)
+                if (len(mean) > 10 and mean[-10:].std(correction=0) < self.threshold) or (len(mean) and kept[row, -1]):
+                    break
             model.weights[mask] = local_aggregation(mine, theta, w)
             kept[row, :-1], kept[row, -1] = w, 1
 

@@ -3,10 +3,8 @@
 Shamsian et al., "Personalized federated learning using hypernetworks", ICML 2021.
 
 =============  ===================================================================================
-phi            φ, the hypernetwork h: hidden layers and a linear head a layer, each `(1, ...)`;
-               beside them `"v"`, the embeddings v_i: `(N, embedding)`
-theta          θ_i = h(v_i; φ), the generated parameters: `{layer: (n, numbers)}`
-delta          Δθ_i, a client's change: trained - received
+phi            φ, the hypernetwork h, `(1, ...)` each, and `"v"`, the embeddings v_i: `(N, embedding)`
+theta, delta   θ_i = h(v_i; φ), what is generated, `{layer: (n, numbers)}`; Δθ_i: trained - received
 =============  ===================================================================================
 """
 
@@ -59,9 +57,9 @@ def hypernetwork_gradient(phi: Rows, delta: Layers) -> Rows:
 class PFedHN(Algorithm[Hyper]):
     """pFedHN: a hypernetwork on the server generates each client's model from an embedding of the client.
 
-    Defaults of the authors' code, gradients clipped to norm 50 as there; embeddings have 1 + N/4 numbers. It takes one
-    client a step; our round is one joint step on the sum over its clients, and absent clients' embeddings rest. Heads
-    start as the common model (bias) plus 0 (weight): all start from it. Running statistics are averaged as in FedAvg.
+    Defaults of the authors' code, gradients clipped to norm 50 as there; embeddings have 1 + N/4 numbers. Ours: a round
+    is one joint step on the sum over its clients (theirs, one client a step), heads start as the common model (bias)
+    plus 0 (weight), and running statistics are averaged as in FedAvg.
     """
 
     hidden: int = 100
@@ -98,12 +96,11 @@ class PFedHN(Algorithm[Hyper]):
     def update(self, state: Hyper, ids: Tensor, upload: Payload) -> Hyper:
         """Take one step of SGD with momentum on φ and the clients' embeddings, along the clients' changes."""
         gradient = hypernetwork_gradient({**state.phi, "v": state.phi["v"][ids]}, upload.layers)
-        norm = float(torch.stack([g.norm() for g in gradient.values()]).norm())
+        scale = min(1, 50 / (1e-12 + float(torch.stack([g.norm() for g in gradient.values()]).norm())))
         for key, g in gradient.items():
             at = ids if key == "v" else torch.tensor([0])
             x, velocity = state.phi[key], state.velocity[key]
-            velocity[at] = self.hyper_momentum * velocity[at] + min(1, 50 / (norm + 1e-12)) * g
-            velocity[at] -= self.hyper_weight_decay * x[at]
+            velocity[at] = self.hyper_momentum * velocity[at] + scale * g - self.hyper_weight_decay * x[at]
             x[at] += self.hyper_lr * velocity[at]
         for key, row in state.stats.items():
             row += weighted_mean(upload.layers[key], upload.examples)
