@@ -66,8 +66,7 @@ class FedAMP(Algorithm[Messages]):
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""
-        names = ("alpha", "alpha_decay", "decay_every", "lam", "sigma")
-        require("algorithm", self, **{name: 0 < getattr(self, name) < math.inf for name in names})
+        require("algorithm", self, **{k: k == "heuristic" or 0 < v < math.inf for k, v in vars(self).items()})
 
     def step(self, t: int) -> float:
         """Return α_k of round `t`, counted from 1."""

@@ -56,8 +56,8 @@ class PerFedAvg(FedAvg):
 
     A round uses the batches that FedAvg would, once (but see `grouped`): `fo` (first-order, the default, being cheaper)
     makes one outer step of two batches, with as many gradients as FedAvg in half the steps; `hf` (Hessian-free) one
-    of three, with four gradients. α = 0.01 and δ = 0.001 are those of public implementations (FL-bench); β, theirs being
-    0.001, is `training.lr` unless given, as the step of every other method is.
+    of three, with four gradients. α = 0.01 and δ = 0.001 are those of public implementations. Their β is 0.001; ours is
+    `training.lr` unless given, the step of every other method.
     """
 
     variant: Literal["fo", "hf"] = "fo"
