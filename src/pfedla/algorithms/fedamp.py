@@ -44,7 +44,7 @@ def attention(w: Tensor, ids: Tensor, alpha: float, sigma: float) -> Tensor:
 
 def heuristic_attention(w: Tensor, ids: Tensor, sigma: float) -> Tensor:
     """HeurFedAMP: ξ_ii = 1/N, and ξ_ij = (1 - ξ_ii) softmax_j≠i(σ cos(w_i, w_j)): `(n, N)`."""
-    unit = w / w.norm(dim=1, keepdim=True)
+    unit: Tensor = w / w.norm(dim=1, keepdim=True)
     cosine = (unit[ids] @ unit.T).double().scatter_(1, ids[:, None], -torch.inf)
     return ((1 - 1 / len(w)) * (sigma * cosine).softmax(1)).scatter_(1, ids[:, None], 1 / len(w))
 

@@ -53,7 +53,7 @@ def cosine(products: Tensor, squares: Tensor, ids: Tensor) -> Tensor:
 class SimilarityLayer(Algorithm[Bank]):
     """SimilarityLayer: each layer is a mixture of all clients', by the cosine similarity of what that layer learned."""
 
-    temperature: float = 0.2  # ours: the own layer counts e⁵ times as much as an orthogonal one
+    temperature: float = 0.05  # ours: the own layer counts e²⁰ times as much as an orthogonal one
     sources: dict[str, str] = field(default_factory=dict, hash=False, metadata=RESOLVED)  # statistics entry -> layer
 
     def __post_init__(self) -> None:
