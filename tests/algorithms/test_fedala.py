@@ -51,9 +51,9 @@ def test_the_lower_layers_are_the_shared_ones_and_the_last_lies_between(
     assert ((low <= model["fc"]) & (model["fc"] <= high)).all()
     assert not torch.equal(model["fc"], got.layers["fc"])
     kept, upload = made.algorithm.train(own, got, task)
-    w = kept["fc#weights"]
+    w, learned = kept["fc#weights"][:, :-1], kept["fc#weights"][0, -1]
     assert 0 <= float(w.min()) < float(w.max()) <= 1
-    assert kept["fc#started"].item() == 1
+    assert learned == 1
     assert torch.equal(model["fc"], local_aggregation(own["fc"], got.layers["fc"], w))
     assert torch.equal(upload.layers["fc"], kept["fc"] - got.layers["fc"])
 
@@ -69,7 +69,7 @@ def test_one_batch_of_weight_learning_is_one_step_along_the_gradient(
     gradient = task.model.backward(*task.samples[0].take(slice(None), task.model.weights))
     before, theirs = task.model.vector(own), task.model.vector(got.layers)
     expected = np.clip(1 - 0.3 * gradient.numpy() * (theirs - before).numpy(), 0, 1)
-    learned = torch.cat([kept[f"{layer}#weights"][0] for layer in ("fc1", "fc2")])
+    learned = kept["fc1#weights"][0, :-1]
     np.testing.assert_allclose(learned, expected, rtol=1e-4, atol=1e-6)
     assert learned.min() < 1
 
@@ -82,7 +82,8 @@ def test_the_first_time_the_weights_are_learned_until_they_settle(
     own, got = met(made)
     task, seen = task_of(made, [3]), list[int]()
     task.model.module.register_forward_hook(lambda _, x, __: seen.append(len(x[0])))
-    made.algorithm.personalize({**own, "fc#started": torch.full((1, 1), started)}, got, task)
+    own["fc#weights"][0, -1] = started
+    made.algorithm.personalize(own, got, task)
     assert sum(seen) == epochs * 5  # half of the 10 samples an epoch
 
 
@@ -92,7 +93,7 @@ def test_nothing_is_learned_from_the_clients_own_model(
     made = setting(FedALA())
     own, got = met(made, spread=0.0)
     kept, _ = made.algorithm.train(own, got, task_of(made, [0]))
-    same((kept["fc#weights"], kept["fc#started"]), (own["fc#weights"], own["fc#started"]))
+    same(kept["fc#weights"], own["fc#weights"])
 
 
 def test_with_weights_that_stay_1_it_is_fedavg(
@@ -112,4 +113,4 @@ def test_what_makes_no_sense_is_refused(setting: Callable[..., Setting]) -> None
         with pytest.raises(ConfigError, match=rf"algorithm\.{name}"):
             FedALA(**{name: value})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"algorithm\.p = 4"):
-        setting(FedALA(p=4))
+        FedALA(p=4).enroll(setting(FedALA()).spec.read(setting(FedALA()).template))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pfedla.algorithms import FedAMP
-from pfedla.algorithms.fedamp import Messages, attention
+from pfedla.algorithms.fedamp import Messages, attention, heuristic_attention
 from pfedla.errors import ConfigError
 from pfedla.fleet import Setting
 from pfedla.layers import Layers
@@ -18,30 +18,48 @@ THETA: Layers = {
     "a#stats": torch.tensor([[100.0], [200.0], [300.0]]),  # no part of the distance
     "b": torch.tensor([[0.0], [1.0], [0.0]]),
 }
+W = torch.cat([THETA["a"], THETA["b"]], 1)
 
 
 def test_attention_is_the_derivative_of_the_attracting_function() -> None:
-    w = np.concatenate([THETA["a"].numpy(), THETA["b"].numpy()], 1)
-    expected = np.zeros((3, 3))
+    w, expected = W.numpy(), np.zeros((3, 3))
     for i in range(3):
         for j in range(3):
             if i != j:
                 expected[i, j] = 0.5 * np.exp(-((w[i] - w[j]) ** 2).sum() / 2.0) / 2.0  # α A'(x), α = 0.5, σ = 2
         expected[i, i] = 1 - expected[i].sum()
-    np.testing.assert_allclose(attention(THETA, torch.arange(3), 0.5, 2.0), expected, rtol=1e-6)
-    np.testing.assert_allclose(attention(THETA, torch.tensor([2, 0]), 0.5, 2.0), expected[[2, 0]], rtol=1e-6)
+    np.testing.assert_allclose(attention(W, torch.arange(3), 0.5, 2.0), expected, rtol=1e-6)
+    np.testing.assert_allclose(attention(W, torch.tensor([2, 0]), 0.5, 2.0), expected[[2, 0]], rtol=1e-6)
 
 
-def test_the_message_is_a_mixture_of_all_models_and_of_their_statistics() -> None:
-    state = Messages(THETA, torch.tensor(0))
-    algorithm = FedAMP(alpha=0.5, sigma=2.0)
-    xi, got = attention(THETA, torch.arange(3), 0.5, 2.0).numpy(), algorithm.download(state, torch.arange(3))
-    for key, rows in THETA.items():
+def test_heuristic_attention_prefers_models_of_the_same_direction() -> None:
+    w, expected = W.numpy() + 1, np.zeros((3, 3))
+    for i in range(3):
+        for j in range(3):
+            if i != j:
+                expected[i, j] = np.exp(4 * (w[i] @ w[j]) / np.linalg.norm(w[i]) / np.linalg.norm(w[j]))
+        expected[i] *= 2 / 3 / expected[i].sum()
+        expected[i, i] = 1 / 3
+    np.testing.assert_allclose(heuristic_attention(W + 1, torch.arange(3), 4.0), expected, rtol=1e-6)
+    np.testing.assert_allclose(heuristic_attention(W + 1, torch.tensor([2]), 4.0), expected[[2]], rtol=1e-6)
+    assert expected[0, 1] > 1.1 * expected[0, 2]
+    assert heuristic_attention(W[1:2], torch.tensor([0]), 4.0).tolist() == [[1.0]]  # alone
+
+
+@pytest.mark.parametrize("heuristic", [False, True])
+def test_the_message_is_a_mixture_of_all_models_and_of_their_statistics(heuristic: bool) -> None:
+    theta, ids = {key: rows + 1 for key, rows in THETA.items()}, torch.arange(3)
+    state = Messages(theta, torch.tensor(0))
+    got = FedAMP(heuristic, alpha=0.5, sigma=2.0).download(state, ids)
+    xi = (heuristic_attention(W + 1, ids, 2.0) if heuristic else attention(W + 1, ids, 0.5, 2.0)).numpy()
+    for key, rows in theta.items():
         np.testing.assert_allclose(got.layers[key], xi @ rows.numpy(), rtol=1e-6)
 
 
 def test_models_far_apart_pass_no_messages(same: Callable[..., None]) -> None:
-    same(FedAMP(alpha=1e-6, sigma=1e-3).download(Messages(THETA, torch.tensor(0)), torch.arange(3)).layers, THETA)
+    same(
+        FedAMP(False, alpha=1e-6, sigma=1e-3).download(Messages(THETA, torch.tensor(0)), torch.arange(3)).layers, THETA
+    )
 
 
 def test_the_step_is_lowered_in_stages() -> None:
@@ -78,7 +96,7 @@ def test_the_server_keeps_what_the_client_trained(
 
 
 def test_weights_above_1_are_refused(setting: Callable[..., Setting]) -> None:
-    made = setting(FedAMP(alpha=1.0, sigma=4.0))
+    made = setting(FedAMP(heuristic=False, alpha=1.0, sigma=4.0))
     theta = made.spec.read(made.template)
     made.algorithm.init(theta, 5, torch.Generator())
     with pytest.raises(ConfigError, match=r"algorithm\.alpha"):

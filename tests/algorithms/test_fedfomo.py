@@ -44,12 +44,22 @@ def test_candidates_are_the_nearest_unless_explored() -> None:
 
 
 def test_exploration_ends(setting: Callable[..., Setting]) -> None:
-    algorithm = FedFomo(models=1, epsilon=1.0, epsilon_decay=0.25)
+    algorithm = FedFomo(models=2, epsilon=1.0, epsilon_decay=0.25)
     made = setting(algorithm)
     state = algorithm.init(made.spec.read(made.template), 7, torch.Generator().manual_seed(0))
-    everybody = torch.arange(7)
-    assert algorithm.candidates(state, everybody)[:, 0].tolist() != list(range(7))
-    assert algorithm.candidates(state._replace(t=torch.tensor(4)), everybody)[:, 0].tolist() == list(range(7))
+    everybody, dearest = torch.arange(7), [(i + 2) % 7 for i in range(7)]
+    state.affinity[everybody, dearest] = 1.0
+    assert algorithm.candidates(state, everybody)[:, 0].tolist() != dearest
+    assert algorithm.candidates(state._replace(t=torch.tensor(4)), everybody)[:, 0].tolist() == dearest
+
+
+def test_nobody_is_sent_its_own_model(setting: Callable[..., Setting]) -> None:
+    made = setting(algorithm := FedFomo(epsilon=1.0, epsilon_decay=0.0))
+    state = algorithm.init(made.spec.read(made.template), 7, torch.Generator().manual_seed(0))
+    for t in range(20):
+        for i, chosen in enumerate(algorithm.candidates(state._replace(t=torch.tensor(t)), torch.arange(7)).tolist()):
+            assert i not in chosen
+            assert len(set(chosen)) == 4
 
 
 def test_training_sees_nothing_that_is_held_out(setting: Callable[..., Setting], task_of: Callable[..., Task]) -> None:
@@ -79,7 +89,7 @@ def test_the_mixture_of_candidates_and_the_affinities(
     own, upload = algorithm.train(own, algorithm.download(state, ids), task)
     assert not upload.layers["conv#weights"].any()  # all models are one: no gain
     state = algorithm.update(state, ids, upload)
-    assert torch.equal(state.affinity, torch.eye(3))
+    assert not state.affinity.any()
     got, chosen = algorithm.download(state, ids), algorithm.candidates(state, ids)
     mixture, (_, upload) = algorithm.personalize(own, got, task), algorithm.train(own, got, task)
     after = algorithm.update(state._replace(theta={k: x.clone() for k, x in state.theta.items()}), ids, upload)
@@ -94,7 +104,7 @@ def test_the_mixture_of_candidates_and_the_affinities(
         assert w.any()
         w /= w.sum()
         np.testing.assert_allclose(upload.layers["conv#weights"][i], w[chosen[i]], rtol=1e-4, atol=1e-6)
-        np.testing.assert_allclose(after.affinity[i], np.eye(3)[i] + w, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(after.affinity[i], w * (1 - np.eye(3)[i]), rtol=1e-4, atol=1e-6)
         for key in (key for key in theta if kind_of(key) != COUNTERS):
             np.testing.assert_allclose(mixture[key][i], w @ own[key].numpy(), rtol=1e-4, atol=1e-6)
 
@@ -103,27 +113,27 @@ def test_candidates_are_counted_by_the_ledger(setting: Callable[..., Setting]) -
     made = setting(FedFomo(models=4), "mlp")
     state = made.algorithm.init(made.spec.read(made.template), 7, torch.Generator())
     size = made.algorithm.download(state, torch.tensor([5])).size()[0]
-    assert size.tolist() == [4 * 4 * made.spec.size(name) for name in made.spec.names]
+    assert size.tolist() == [3 * 4 * made.spec.size(name) for name in made.spec.names]
 
 
-def test_with_itself_the_only_candidate_it_is_local_training(
+def test_a_client_without_others_trains_locally(
     setting: Callable[..., Setting], data: Callable[..., list[Samples]], task_of: Callable[..., Task]
 ) -> None:
     kept = []
-    for algorithm in (FedFomo(models=1, epsilon=0.0), Local()):
+    for algorithm in (FedFomo(), Local()):
         made = setting(algorithm)
-        samples = data(4)
+        samples = data(1)
         if isinstance(algorithm, Local):
-            samples = list(task_of(made, [0, 1, 2, 3], clients=4).split(0.2, *HELD_OUT)[1].samples)
-        server = Server(made.algorithm.init(made.spec.read(made.template), 4, torch.Generator()))
+            samples = list(task_of(made, [0], clients=1).split(0.2, *HELD_OUT)[1].samples)
+        server = Server(made.algorithm.init(made.spec.read(made.template), 1, torch.Generator()))
         with SimulatedFleet(made, samples, samples, workers=0) as fleet:
-            for ids in ([0, 1, 2], [1, 2, 3], [0, 2, 3]):
+            for ids in ([0], [0], [0]):
                 run_round(made.algorithm, server, fleet, Ledger(made.spec.names), ids)
         kept.append(fleet.own)
     assert all(torch.equal(rows, kept[0][key]) for key, rows in kept[1].items())
 
 
 def test_what_makes_no_sense_is_refused() -> None:
-    for name, value in {"models": 0, "epsilon": 1.5, "epsilon_decay": -1.0, "held_out": 1.0}.items():
+    for name, value in {"models": 1, "epsilon": 1.5, "epsilon_decay": -1.0, "held_out": 1.0}.items():
         with pytest.raises(ConfigError, match=rf"algorithm\.{name}"):
             FedFomo(**{name: value})  # type: ignore[arg-type]

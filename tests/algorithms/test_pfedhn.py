@@ -21,22 +21,18 @@ from pfedla.wire import Payload
 def test_generated_parameters_of_a_tiny_hypernetwork() -> None:
     phi: Rows = {
         "v": torch.tensor([[1.0, -1.0], [2.0, 0.5]]),
-        "weight0": torch.tensor([[[1.0, 0.0, -2.0], [0.0, 1.0, 1.0]]]),
-        "bias0": torch.tensor([[[0.5, 0.0, 0.0]]]),
-        "weight1": torch.tensor([[[1.0, 2.0, 3.0], [0.0, 1.0, 0.0], [1.0, 0.0, 1.0]]]),
-        "bias1": torch.tensor([[[0.0, -1.0, 0.0]]]),
-        "conv#head": torch.tensor([[[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]]),
-        "conv#bias": torch.tensor([[[10.0, 20.0]]]),
-        "fc#head": torch.tensor([[[2.0], [0.0], [0.0]]]),
-        "fc#bias": torch.tensor([[[-1.0]]]),
+        "hidden0": torch.tensor([[[1.0, 0.0, -2.0], [0.0, 1.0, 1.0], [0.5, 0.0, 0.0]]]),
+        "hidden1": torch.tensor([[[1.0, 2.0, 3.0], [0.0, 1.0, 0.0], [1.0, 0.0, 1.0], [0.0, -1.0, 0.0]]]),
+        "conv#head": torch.tensor([[[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [10.0, 20.0]]]),
+        "fc#head": torch.tensor([[[2.0], [0.0], [0.0], [-1.0]]]),
     }
     made = generate(phi)
     x = {key: value.numpy()[0] for key, value in phi.items()}
     for i in range(2):
-        h = phi["v"][i].numpy() @ x["weight0"] + x["bias0"]
-        h = np.maximum(h, 0) @ x["weight1"] + x["bias1"]
+        h = phi["v"][i].numpy() @ x["hidden0"][:-1] + x["hidden0"][-1]
+        h = np.maximum(h, 0) @ x["hidden1"][:-1] + x["hidden1"][-1]
         for layer in ("conv", "fc"):
-            np.testing.assert_allclose(made[layer][i], (h @ x[f"{layer}#head"] + x[f"{layer}#bias"])[0], rtol=1e-6)
+            np.testing.assert_allclose(made[layer][i], h @ x[f"{layer}#head"][:-1] + x[f"{layer}#head"][-1], rtol=1e-6)
     assert made["fc"].tolist() == [[2.0], [4.0]]  # by hand: h_1 = [1.5, 2, 4.5], so 2 * 1.5 - 1; then 2 * 2.5 - 1
 
 
@@ -75,7 +71,7 @@ def test_everybody_starts_from_the_common_model(setting: Callable[..., Setting],
     theta = made.spec.read(made.template)
     state = made.algorithm.init(theta, 7, torch.Generator().manual_seed(0))
     assert state.phi["v"].shape == (7, 2)
-    assert sum(key.startswith("weight") for key in state.phi) == 4
+    assert sum(key.startswith("hidden") for key in state.phi) == 4
     same(
         made.algorithm.download(state, torch.arange(7)).fill({key: row.repeat(7, 1) for key, row in theta.items()}),
         {key: row.repeat(7, 1) for key, row in theta.items()},
@@ -94,7 +90,7 @@ def test_a_round_is_one_step_on_the_sum_and_momentum_carries_over() -> None:
         velocity = 0.5 * velocity + np.array([1.0, 3.0]) - 0.01 * bias  # the bias's gradient is the sum of the changes
         bias = bias + 0.1 * velocity
         state = algorithm.update(state, ids, upload)
-    np.testing.assert_allclose(state.phi["a#bias"][0, 0], bias, rtol=1e-6)
+    np.testing.assert_allclose(state.phi["a#head"][0, -1], bias, rtol=1e-6)
     assert state.stats["a#stats"].item() == 9.0  # 3, and twice the mean change, (1 + 2 * 4) / 3
     assert torch.equal(state.phi["v"][[1, 3]], v[[1, 3]])
     assert not torch.equal(state.phi["v"][ids], v[ids])

@@ -3,10 +3,9 @@
 Huang et al., "Personalized cross-silo federated learning on non-IID data", AAAI 2021.
 
 =============  ================================================================================
-theta          w_j, every client's latest model: `{layer: (N, numbers)}`
-u              u_i, what the server passes to client i: a mixture of all models, near alike ones
-xi             ξ_ij, its weights: `(n, N)`, each row sums to 1
-alpha          α_k, the server's step in round k; large at first, lowered in stages
+w              w_j, every client's latest model: `(N, parameters)`
+u, xi          u_i = Σ_j ξ_ij w_j, what the server passes to client i; ξ: `(n, N)`, rows sum to 1
+alpha, sigma   α_k, the server's step in round k, lowered in stages; σ, how sharply ξ prefers alike models
 =============  ================================================================================
 """
 
@@ -21,12 +20,12 @@ from torch import Tensor
 
 from pfedla.algorithm import Algorithm
 from pfedla.algorithms.fedprox import FedProx
-from pfedla.errors import ConfigError
+from pfedla.errors import require
 from pfedla.layers import Layers, bank, kind_of
 from pfedla.training import Task
 from pfedla.wire import Payload
 
-__all__ = ["FedAMP", "Messages", "attention"]
+__all__ = ["FedAMP", "Messages", "attention", "heuristic_attention"]
 
 
 class Messages(NamedTuple):
@@ -36,49 +35,52 @@ class Messages(NamedTuple):
     t: Tensor  # ()
 
 
-def attention(theta: Layers, ids: Tensor, alpha: float, sigma: float) -> Tensor:
-    """Return ξ_ij = α_k A'(|w_i - w_j|²), A(x) = 1 - exp(-x/σ), and ξ_ii what is left of 1: `(n, N)`."""
-    w = torch.cat([rows for key, rows in theta.items() if not kind_of(key)], 1)  # (N, parameters)
+def attention(w: Tensor, ids: Tensor, alpha: float, sigma: float) -> Tensor:
+    """FedAMP: ξ_ij = α_k A'(|w_i - w_j|²), A(x) = 1 - exp(-x/σ), and ξ_ii what is left of 1: `(n, N)`."""
     square = torch.cdist(w[ids], w, compute_mode="donot_use_mm_for_euclid_dist").double().square()
-    xi = alpha / sigma * torch.exp(-square / sigma)  # (n, N)
-    xi.scatter_(1, ids[:, None], 0.0)
+    xi = (alpha / sigma * torch.exp(-square / sigma)).scatter_(1, ids[:, None], 0.0)
     return xi.scatter_(1, ids[:, None], 1 - xi.sum(1, keepdim=True))
+
+
+def heuristic_attention(w: Tensor, ids: Tensor, sigma: float) -> Tensor:
+    """HeurFedAMP: ξ_ii = 1/N, and ξ_ij = (1 - ξ_ii) softmax_j≠i(σ cos(w_i, w_j)): `(n, N)`."""
+    unit: Tensor = w / w.norm(dim=1, keepdim=True)
+    cosine = (unit[ids] @ unit.T).double().scatter_(1, ids[:, None], -torch.inf)
+    return ((1 - 1 / len(w)) * (sigma * cosine).softmax(1)).scatter_(1, ids[:, None], 1 / len(w))
 
 
 @dataclass(frozen=True)
 class FedAMP(Algorithm[Messages]):
     """FedAMP: each client is drawn to a mixture of the models that are near its own.
 
-    α_1 = 10⁴, lowered tenfold every 30 rounds, λ = 1 and training from u_i are as in a public implementation (FLGo).
-    σ is our choice: 10⁶ leaves a client some weight of its own with up to 100 clients.
+    By default in the form that the paper proposes for deep networks, HeurFedAMP. σ = 25, ξ_ii = 1/N, α_1 = 10⁴, lowered
+    tenfold every 30 rounds, λ = 1 and training from u_i are as in a public implementation (FLGo).
     """
 
+    heuristic: bool = True
     alpha: float = 1e4
     alpha_decay: float = 0.1
     decay_every: int = 30  # rounds
     lam: float = 1.0
-    sigma: float = 1e6
+    sigma: float = 25.0
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""
-        for name in ("alpha", "alpha_decay", "decay_every", "lam", "sigma"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"algorithm.{name} = {getattr(self, name)} must be above 0 and finite")
+        require("algorithm", self, **{k: k == "heuristic" or 0 < v < math.inf for k, v in vars(self).items()})
 
     def step(self, t: int) -> float:
         """Return α_k of round `t`, counted from 1."""
         return self.alpha * self.alpha_decay ** ((t - 1) // self.decay_every)
 
     def init(self, theta: Layers, n: int, rng: torch.Generator) -> Messages:  # noqa: ARG002
-        """Start everybody from the common model; refuse a step that would leave the mixture."""
-        if self.alpha / self.sigma * (n - 1) > 1:
-            most = self.sigma / (n - 1)
-            raise ConfigError(f"algorithm.alpha = {self.alpha:g}: with {n} clients it is at most {most:g}, or ξ_ii < 0")
+        """Start everybody from the common model; refuse a step that would leave the mixture, ξ_ii < 0."""
+        require("algorithm", self, alpha=self.heuristic or (n - 1) * self.alpha <= self.sigma)
         return Messages(bank(theta, n), torch.tensor(0))
 
     def download(self, state: Messages, ids: Tensor) -> Payload:
         """Send u_i = Σ_j ξ_ij w_j, running statistics in the same proportions."""
-        xi = attention(state.theta, ids, self.step(int(state.t) + 1), self.sigma)
+        w, alpha = torch.cat([x for k, x in state.theta.items() if not kind_of(k)], 1), self.step(int(state.t) + 1)
+        xi = heuristic_attention(w, ids, self.sigma) if self.heuristic else attention(w, ids, alpha, self.sigma)
         return self.send({key: xi.to(rows) @ rows for key, rows in state.theta.items()})
 
     def update(self, state: Messages, ids: Tensor, upload: Payload) -> Messages:

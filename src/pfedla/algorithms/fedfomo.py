@@ -4,10 +4,10 @@ Zhang et al., "Personalized federated learning with first order model optimizati
 
 =============  =================================================================================================
 theta          θ_j, every client's latest model: `{layer: (N, numbers)}`
-affinity       P, how much each client has gained from each: `(N, N)`, the identity at first
-candidates     the M models sent to a client; the first travels as the layer, the others as `"layer#candidates"`
+affinity       P, how much each client has gained from each other: `(N, N)`, 0 at first
+candidates     M - 1 models sent to a client; the first travels as the layer, the others as `"layer#candidates"`
 previous       θ_i^(t-1), the model client i last trained from; it keeps it as `"layer#previous"`
-w              w_j, the weights of the candidates: `(n, M)`; sent as `"#weights"` of the first layer
+w              w_j, the weights of the own model and the candidates: `(n, M)`; theirs go up as `"#weights"`
 =============  =================================================================================================
 """
 
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pfedla.algorithm import Algorithm
 from pfedla.errors import require
-from pfedla.layers import COUNTERS, Layers, bank, kind_of
+from pfedla.layers import STATS, Layers, bank, kind_of
 from pfedla.randomness import stream
 from pfedla.training import Task, score
 from pfedla.wire import Payload
@@ -59,8 +59,8 @@ def first_order_weights(loss: Tensor, theta: Tensor) -> Tensor:
 class FedFomo(Algorithm[Affinities]):
     """FedFomo: each client mixes the models that do better on data it holds out.
 
-    Defaults of the authors' code: 5 models, ε = 0.3 lowered by 0.05 a round, a fifth of the training data held
-    out. A client whose candidates all do worse keeps its own model.
+    Defaults of the authors' commands: 5 models, the own one included, ε = 0.3 lowered by 0.05 a round, a fifth of the
+    training data held out. A client whose candidates all do worse keeps its own model.
     """
 
     models: int = 5
@@ -70,26 +70,28 @@ class FedFomo(Algorithm[Affinities]):
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""
-        require("algorithm", self, models=self.models >= 1, held_out=0 < self.held_out < 1)
+        require("algorithm", self, models=self.models >= 2, held_out=0 < self.held_out < 1)
         require("algorithm", self, epsilon=0 <= self.epsilon <= 1, epsilon_decay=self.epsilon_decay >= 0)
 
     def init(self, theta: Layers, n: int, rng: torch.Generator) -> Affinities:
-        """Start everybody from the common model, nearest to itself."""
-        return Affinities(bank(theta, n), torch.eye(n), torch.tensor(0), torch.randint(2**31, (), generator=rng))
+        """Start everybody from the common model."""
+        return Affinities(bank(theta, n), torch.zeros(n, n), torch.tensor(0), torch.randint(2**31, (), generator=rng))
 
     def candidates(self, state: Affinities, ids: Tensor) -> Tensor:
-        """Return whose models these clients get in the next round: `(n, M)`."""
-        t, count = int(state.t), min(self.models, len(state.affinity))
-        epsilon = max(self.epsilon - self.epsilon_decay * t, 0.0)
-        draws = [stream(int(state.seed), "candidates", t, i) for i in ids.tolist()]
-        return torch.tensor([choose(state.affinity[i], count, epsilon, rng) for i, rng in zip(ids, draws, strict=True)])
+        """Return whose models these clients get in the next round, never their own: `(n, M - 1)`."""
+        t, n = int(state.t), len(state.affinity)
+        epsilon, chosen = max(self.epsilon - self.epsilon_decay * t, 0.0), []
+        for i in ids.tolist():
+            others = torch.tensor([j for j in range(n) if j != i or n == 1])
+            rng = stream(int(state.seed), "candidates", t, i)
+            chosen.append(others[choose(state.affinity[i, others], min(self.models - 1, len(others)), epsilon, rng)])
+        return torch.stack(chosen)
 
     def download(self, state: Affinities, ids: Tensor) -> Payload:
-        """Send M models to each client."""
+        """Send M - 1 models to each client."""
         chosen = self.candidates(state, ids)
         first = {key: rows[chosen[:, 0]] for key, rows in state.theta.items()}
-        rest = {f"{key}#candidates": rows[chosen[:, 1:]].flatten(1) for key, rows in state.theta.items()}
-        return self.send({**first, **rest})
+        return self.send(first | {f"{k}#candidates": x[chosen[:, 1:]].flatten(1) for k, x in state.theta.items()})
 
     def update(self, state: Affinities, ids: Tensor, upload: Payload) -> Affinities:
         """Keep the clients' models, and add their weights to their affinities."""
@@ -101,38 +103,33 @@ class FedFomo(Algorithm[Affinities]):
 
     def enroll(self, theta: Layers) -> Layers:
         """Keep the model last trained from beside the own one."""
-        return {**theta, **_previous(theta)}
+        return theta | {f"{key}#previous": row for key, row in theta.items() if kind_of(key) in ("", STATS)}
 
     def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
         """Mix, then train on what is not held out; send the model itself and the weights."""
         mixture, w = self.mix(own, got, task)
         trained = task.split(self.held_out, *HELD_OUT)[1].fit(mixture)
-        sent = {key: rows for key, rows in trained.items() if kind_of(key) != COUNTERS}
-        sent[f"{got.names[0]}#weights"] = w.to(trained[got.names[0]])
-        return {**trained, **_previous(mixture)}, self.send(sent, task.examples)
+        sent = {key: rows for key, rows in trained.items() if kind_of(key) in ("", STATS)}
+        weights = {f"{got.names[0]}#weights": w[:, 1:].to(trained[got.names[0]])}
+        return trained | {f"{key}#previous": mixture[key] for key in sent}, self.send(sent | weights, task.examples)
 
     def personalize(self, own: Layers, got: Payload, task: Task) -> Layers:
         """Return the client's mixture."""
         return self.mix(own, got, task)[0]
 
     def mix(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Tensor]:
-        """Return Σ_j w_j θ_j of the candidates, statistics too, and w `(n, M)`; without any w > 0, the own model."""
-        mixture = {key: rows.clone() for key, rows in own.items() if not key.endswith("#previous")}
-        weights = []
+        """Return Σ_j w_j θ_j, statistics too, and w `(n, M)`; without any w > 0, the own model."""
+        mixture, weights = {key: rows.clone() for key, rows in own.items() if not key.endswith("#previous")}, []
         for row, held_out in enumerate(task.split(self.held_out, *HELD_OUT)[0].samples):
-            options = {}  # the previous model and the M candidates: (1 + M, numbers)
-            for key in (key for key in mixture if kind_of(key) != COUNTERS):
-                parts = own[f"{key}#previous"], got.layers[key], got.layers[f"{key}#candidates"]
+            options = {}  # the previous model, the own one and the candidates: (1 + M, numbers)
+            for key in (key for key in mixture if kind_of(key) in ("", STATS)):
+                parts = own[f"{key}#previous"], own[key], got.layers[key], got.layers[f"{key}#candidates"]
                 options[key] = torch.cat([part[row] for part in parts]).view(-1, own[key].shape[1])
             count = len(options[got.names[0]])
             whole = {key: options.get(key, rows[[row]].expand(count, -1)) for key, rows in mixture.items()}
-            loss = score(task.model, whole, [held_out] * count).loss
-            w = first_order_weights(torch.from_numpy(loss), torch.cat([options[name] for name in got.names], 1))
+            loss = torch.from_numpy(score(task.model, whole, [held_out] * count).loss)
+            w = first_order_weights(loss, torch.cat([options[name] for name in got.names], 1))
             for key, models in options.items():
                 mixture[key][row] = w.to(models) @ models[1:] if w.any() else own[key][row]
             weights.append(w)
         return mixture, torch.stack(weights)
-
-
-def _previous(model: Layers) -> Layers:
-    return {f"{key}#previous": rows for key, rows in model.items() if kind_of(key) != COUNTERS}

@@ -34,7 +34,7 @@ def proximal_gradient(w: Tensor, w_t: Tensor, mu: float) -> Tensor:
 class FedProx(FedAvg):
     """FedProx: FedAvg whose local training is pulled back to the received model.
 
-    The authors say that no mu works for all settings and suggest, with their code, to tune it among 0.001, 0.01,
+    The notes to the authors' code say that no mu works for all settings and suggest to tune it among 0.001, 0.01,
     0.1, 0.5 and 1; the default is our choice among these. `mu=0` is FedAvg.
     """
 

@@ -46,8 +46,8 @@ class PFedMe(FedAvg):
 
     A round uses the batches that FedAvg would, with `k` gradients on each: `k` times the gradients. Within a round
     θ_i goes on from batch to batch, from w at first. Running statistics are those of θ_i, the only model that sees
-    data, and the server takes their mean whatever β. λ, K and β are the original's defaults; `personal_lr` is our
-    choice: with λ `personal_lr` above 1 the steps on θ_i overshoot.
+    data, and the server takes their mean whatever β. λ, K and β are the original's defaults. `personal_lr` is that of
+    FL-bench and PFLlib: with the original's 0.09, λ `personal_lr` is above 1 and the steps on θ_i overshoot.
     """
 
     lam: float = 15.0

@@ -2,8 +2,7 @@
 
 Ma et al., "Layer-wised model aggregation for personalized federated learning", CVPR 2022, section 1.
 
-The paper does not say which similarity. Ours: the cosine between what two clients have learned, θ_j - θ_0, since the
-common start θ_0 (models themselves are all alike because of it), turned into weights by a softmax.
+The paper does not say which similarity. Ours: the cosine of what two clients learned since the common start θ_0.
 
 =============  ==============================================================================================
 theta          θ_j, every client's latest model: `{layer: (N, numbers)}`; start is θ_0, `(1, numbers)`
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from pfedla.algorithm import RESOLVED, Algorithm
 from pfedla.algorithms.pfedla import aggregate
-from pfedla.errors import ConfigError
+from pfedla.errors import require
 from pfedla.layers import STATS, Layers, LayerSpec, bank, kind_of, layer_of
 from pfedla.wire import Payload
 
@@ -52,23 +51,18 @@ def cosine(products: Tensor, squares: Tensor, ids: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class SimilarityLayer(Algorithm[Bank]):
-    """SimilarityLayer: each layer is a mixture of all clients', by the cosine similarity of what that layer learned.
+    """SimilarityLayer: each layer is a mixture of all clients', by the cosine similarity of what that layer learned."""
 
-    Temperature 0.2, our choice: a client's own layer counts e⁵ times as much as an orthogonal one.
-    """
-
-    temperature: float = 0.2
+    temperature: float = 0.05  # ours: the own layer counts e²⁰ times as much as an orthogonal one
     sources: dict[str, str] = field(default_factory=dict, hash=False, metadata=RESOLVED)  # statistics entry -> layer
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""
-        if not 0 < self.temperature < math.inf:
-            raise ConfigError(f"algorithm.temperature = {self.temperature} must be above 0 and finite")
+        require("algorithm", self, temperature=0 < self.temperature < math.inf)
 
     def for_model(self, spec: LayerSpec) -> Self:
         """Settle whose weights running statistics take: those of the layer whose output they describe, as in pFedLA."""
-        stats = [key for key in spec.slots if kind_of(key) == STATS]
-        return replace(self, sources={key: spec.source(layer_of(key)) for key in stats})
+        return replace(self, sources={k: spec.source(layer_of(k)) for k in spec.slots if kind_of(k) == STATS})
 
     def init(self, theta: Layers, n: int, rng: torch.Generator) -> Bank:  # noqa: ARG002
         """Start everybody from the common model."""
