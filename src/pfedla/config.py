@@ -62,12 +62,14 @@ class Data:
     samples_per_client: int = 200
     test_samples_per_client: int = 0  # 0: the rest of the samples, 1 - train_fraction of them
     train_fraction: float = 0.7
+    fewest_samples: int = 0  # clients of unequal size, from this to samples_per_client; 0: all alike
+    reuse: bool = False  # two clients may hold the same sample: for more clients than the data set serves
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""
         if self.dataset not in DATASETS:
             raise unknown_name("data set", self.dataset, DATASETS)
-        _at_least("data", self, clients=1, samples_per_client=2, test_samples_per_client=0)
+        _at_least("data", self, clients=1, samples_per_client=2, test_samples_per_client=0, fewest_samples=0)
         if not 0 < self.train_fraction < 1:
             raise ConfigError(f"data.train_fraction = {self.train_fraction} must lie between 0 and 1")
 

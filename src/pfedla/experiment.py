@@ -64,6 +64,8 @@ def federate(experiment: Experiment, progress: Callable[[str, int, int | None], 
         samples_per_client=data.samples_per_client,
         test_samples_per_client=test_samples,
         train_fraction=data.train_fraction,
+        fewest_samples=data.fewest_samples or None,
+        reuse=data.reuse,
         seed=experiment.run.seed,
     )
     return Federation(

@@ -88,6 +88,57 @@ def test_parts_are_disjoint_exact_and_stratified(
     assert (np.abs(counts[..., 0] - ideal) < 1).all()
 
 
+UNOWNED = [NonIID1(4), NonIID2(2), Groups(3), Dirichlet(0.3), IID()]
+
+
+@pytest.mark.parametrize("split", UNOWNED, ids=lambda split: split.name)
+@pytest.mark.parametrize("tests", [None, 25])
+def test_reused_samples_are_trained_on_or_tested_on_but_never_both(split: Split, tests: int | None) -> None:
+    parts = partition(
+        TEN, split, clients=200, samples_per_client=100, test_samples_per_client=tests, fewest_samples=20,
+        reuse=True, seed=1,
+    )  # fmt: skip
+    assert sum(len(part.train) for part in parts) > len(TEN)
+    trained, tested = (np.unique(np.concatenate(which)) for which in zip(*parts, strict=True))
+    assert not np.intersect1d(trained, tested).size
+    assert all(len(np.unique(part.train)) == len(part.train) for part in parts)
+    assert all(len(np.unique(part.test)) == len(part.test) for part in parts)
+    if tests:
+        assert {len(part.test) for part in parts} == {tests}
+    else:
+        assert all(len(part.train) == round(0.7 * (len(part.train) + len(part.test))) for part in parts)
+    counts = class_counts(TEN, parts)
+    held, examined = counts[..., 0] > 0, counts[..., 1] > 0
+    assert (examined <= held).mean() > 0.9  # tested on the classes it trains on
+
+
+def test_unequal_clients_have_all_sizes_and_their_classes_in_proportion() -> None:
+    parts = partition(TEN, NonIID1(2), clients=40, samples_per_client=70, fewest_samples=10, seed=0)
+    sizes = [len(part.train) + len(part.test) for part in parts]
+    assert min(sizes) >= 10
+    assert max(sizes) <= 70
+    assert np.std(sizes) == pytest.approx(60 / 12**0.5, rel=0.25)
+    assert len(np.unique(all_of(parts))) == sum(sizes)
+    for classes in class_counts(TEN, parts).sum(axis=-1):
+        assert np.ptp(classes[classes > 0]) <= 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"fewest_samples": 1}, "data.fewest_samples must be from 2 to --samples-per-client, 100, not 1"),
+        ({"fewest_samples": 101}, "data.fewest_samples must be from 2"),
+        ({"samples_per_client": 2000}, r"client \d+ needs 3\d\d training samples of class \d, 210 are for that"),
+        ({"test_samples_per_client": 900}, r"client \d+ needs \d+ test samples of class \d, 90 are for that"),
+        ({"split": Column()}, "data.reuse: the split 'column' says whose"),
+    ],
+)
+def test_what_cannot_be_reused_is_refused(change: dict[str, Any], words: str) -> None:
+    arguments = {"split": NonIID1(4), "clients": 30, "samples_per_client": 100, "reuse": True, "seed": 0, **change}
+    with pytest.raises(PfedlaError, match=words):
+        partition(TEN, **arguments)
+
+
 @modest
 @given(federations(demanding=True))
 def test_scarce_classes_end_in_a_sound_partition_or_a_clear_error(

@@ -37,13 +37,15 @@ def partition(
     samples_per_client: int | None,
     test_samples_per_client: int | None = None,
     train_fraction: float = 0.7,
+    fewest_samples: int | None = None,
+    reuse: bool = False,
     seed: int,
     owner: npt.NDArray[np.integer] | None = None,
 ) -> list[Part]:
     """Divide a labelled data set over clients.
 
     Each client's samples are divided into training and test with the same class distribution. No sample is in
-    two of these parts, of the same or of different clients.
+    two of these parts, of the same or of different clients, unless `reuse` says otherwise.
 
     Parameters
     ----------
@@ -62,6 +64,11 @@ def partition(
         same ones. The training parts do not depend on this number.
     train_fraction
         The share of the client's samples to train on.
+    fewest_samples
+        Clients of unequal size: everyone's is drawn evenly from this to `samples_per_client`. None: all are alike.
+    reuse
+        For more clients than there are samples: two clients may hold the same sample. It is distinct within a client,
+        and what anybody trains on nobody is tested on: `train_fraction` of each class is for training.
     seed
         Every choice depends on this number and the other arguments only.
     owner
@@ -75,6 +82,8 @@ def partition(
     labels = _labels("labels", y)
     by_owner = isinstance(split, Column)
     _check_settings(clients, samples_per_client, test_samples_per_client, train_fraction, by_owner)
+    if reuse and by_owner:
+        raise ConfigError("data.reuse: the split 'column' says whose each sample is, so no two clients can hold it")
     classes = int(labels.max()) + 1
     pools = np.zeros_like(labels)
     if by_owner:
@@ -101,12 +110,17 @@ def partition(
     else:
         task_supply = supply if by_owner else supply[0]
         rng = numpy_stream(seed, "partition", "plan")
-        plan = split.plan(Request(task_supply, clients, samples_per_client, rng))
+        plan = split.plan(Request(task_supply * (clients if reuse else 1), clients, samples_per_client, rng))
+        if fewest_samples is not None:
+            plan = _unequal(plan, fewest_samples, seed)
+    train, own = _stratify(plan, train_fraction, seed)
+    if reuse:
+        tests = _resized(own, plan, test_samples_per_client, seed)
+        return _reusing(order, start[0], supply[0], train, tests, train_fraction, seed)
     pool_of = np.arange(clients) if by_owner else np.zeros(clients, np.int64)
     used = plan if by_owner else plan.sum(axis=0, keepdims=True)
     _check_supply(used, supply, split)
 
-    train, own = _stratify(plan, train_fraction, seed)
     extra = _further_tests(plan, own, (supply - used)[pool_of], test_samples_per_client, seed)
     next_free = start.copy()
     parts = []
@@ -155,6 +169,50 @@ def _stratify(plan: Ints, train_fraction: float, seed: int) -> tuple[Ints, Ints]
         order = numpy_stream(seed, "partition", "train", client).permutation(len(row))
         train[client] = apportion(row, trained, order)
     return train, plan - train
+
+
+def _unequal(plan: Ints, fewest: int, seed: int) -> Ints:
+    """Return a plan whose clients keep from `fewest` to all of their samples, of every class alike."""
+    most = int(plan.sum(axis=1).max())
+    if not 2 <= fewest <= most:
+        raise ConfigError(f"data.fewest_samples must be from 2 to --samples-per-client, {most}, not {fewest}")
+    rng = numpy_stream(seed, "partition", "sizes")
+    sizes = rng.integers(fewest, most, len(plan), endpoint=True)
+    return np.array([apportion(row, size, rng.permutation(len(row))) for row, size in zip(plan, sizes, strict=True)])
+
+
+def _resized(own: Ints, plan: Ints, wanted: int | None, seed: int) -> Ints:
+    """Return the test samples of each class: as they are, or `wanted` of them with the client's distribution."""
+    if wanted is None:
+        return own
+    order = [
+        numpy_stream(seed, "partition", "further", client).permutation(plan.shape[1]) for client in range(len(plan))
+    ]
+    return np.array([apportion(row, wanted, places) for row, places in zip(plan, order, strict=True)])
+
+
+def _reusing(
+    order: Ints, start: Ints, supply: Ints, train: Ints, tests: Ints, train_fraction: float, seed: int
+) -> list[Part]:
+    """Draw every client's samples from all that are for training, and from all that are for the test."""
+    pools = np.stack([np.round(train_fraction * supply).astype(np.int64), np.zeros_like(supply)])
+    pools[1] = supply - pools[0]  # (training and test, classes)
+    for what, need, pool in zip(("training", "test"), (train, tests), pools, strict=True):
+        worst, c = np.unravel_index(np.argmax(need - pool), need.shape)
+        if need[worst, c] > pool[c]:
+            raise DataError(
+                f"client {worst} needs {need[worst, c]} {what} samples of class {c}, {pool[c]} are for that: "
+                "lower --samples-per-client or --test-samples-per-client"
+            )
+    parts = []
+    for client, needs in enumerate(zip(train, tests, strict=True)):
+        rng = numpy_stream(seed, "partition", "reuse", client)
+        drawn = []
+        for need, pool, first in zip(needs, pools, (start, start + pools[0]), strict=True):
+            chosen = [first[c] + rng.choice(pool[c], need[c], replace=False) for c in np.flatnonzero(need)]
+            drawn.append(np.sort(order[np.concatenate(chosen)]))
+        parts.append(Part(*drawn))
+    return parts
 
 
 def _further_tests(plan: Ints, own: Ints, unused: Ints, wanted: int | None, seed: int) -> Ints:
