@@ -189,6 +189,17 @@ def test_compare_goes_on_and_keeps_what_is_done(pfedla: Any) -> None:
     assert "another configuration" in err
 
 
+def test_table_reads_what_compare_wrote(pfedla: Any) -> None:
+    pfedla("compare", "-a", "local", "-a", "fedavg", *SMALL, "--out", "both")
+    code, out, _ = pfedla("table", "both", "both/comparison.json", "--value", "mb-up")
+    assert code == 0
+    assert out.splitlines()[0] == "| method | both | comparison |"
+    assert out.splitlines()[2].startswith("| `local` | 0.0 | 0.0 |")
+    code, _, err = pfedla("table", "both/local-seed0/config.toml")
+    assert code == 1
+    assert "is no comparison that pfedla compare wrote" in err
+
+
 def test_compare_runs_all_methods_that_the_model_allows(pfedla: Any) -> None:
     code, out, err = pfedla("compare", "--all", *SMALL, "--local-epochs", "2", "--out", "every", "--json")
     assert code == 0

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from pfedla import __version__
 from pfedla.algorithms import ALGORITHMS, describe
-from pfedla.comparison import COMPARISON, parse_variant
+from pfedla.comparison import COMPARISON, parse_variant, read_comparison
 from pfedla.comparison import compare as compare_variants
 from pfedla.config import Experiment, Tables, algorithm_name, merge, parse_assignments, read_tables
 from pfedla.data.datasets import DATASETS, load_dataset
@@ -29,7 +29,7 @@ from pfedla.experiment import resume as resume_run
 from pfedla.models import MODELS
 from pfedla.report.federation import draw_federation, federation_table
 from pfedla.report.live import Live
-from pfedla.report.tables import comparison_table
+from pfedla.report.tables import VALUES, comparison_table, overview
 from pfedla.report.weights import draw_weights
 from pfedla.rundirectory import SUMMARY, RunDirectory
 
@@ -264,6 +264,21 @@ def _compare(
     elif not quiet:
         _say(comparison_table(runs))
         _say(f"run directories: {out}")
+
+
+@cli.command()
+@click.argument("comparisons", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
+@click.option("--value", type=click.Choice(list(VALUES)), default="accuracy", show_default=True, help="What to show.")
+def table(comparisons: tuple[Path, ...], value: str) -> None:
+    """Put comparisons side by side: a Markdown table with a row a method and a column a comparison.
+
+    A comparison is a folder that `pfedla compare` wrote, or its comparison.json under any name.
+    """
+    found = {}
+    for path in comparisons:
+        file = path / COMPARISON if path.is_dir() else path
+        found[path.name.removesuffix(".json")] = read_comparison(file)
+    _say(overview(found, value).rstrip())
 
 
 @cli.command()

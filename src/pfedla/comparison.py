@@ -13,7 +13,7 @@ from pfedla.experiment import Federation, federate, prepare, resume, run_experim
 from pfedla.rundirectory import CONFIG, RunDirectory
 from pfedla.simulation import Watch
 
-__all__ = ["Variant", "compare", "parse_variant"]
+__all__ = ["Variant", "compare", "parse_variant", "read_comparison"]
 
 Summaries = list[tuple[str, list[dict[str, Any]]]]
 COMPARISON = "comparison.json"
@@ -110,6 +110,17 @@ def compare(
             done[label].append(result.summary)
             _write(out, done)
     return list(done.items())
+
+
+def read_comparison(path: Path) -> list[dict[str, Any]]:
+    """Read the summaries that a comparison wrote, each with its label."""
+    try:
+        flat = json.loads(path.read_text())
+        if not flat or not all(isinstance(summary["label"], str) for summary in flat):
+            raise ValueError("it holds no runs")
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise RunError(f"{path} is no comparison that pfedla compare wrote: {error}") from error
+    return list(flat)
 
 
 def _write(out: Path, done: dict[str, list[dict[str, Any]]]) -> None:

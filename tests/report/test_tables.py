@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
-from pfedla.report.tables import comparison_table
+from pfedla.report.tables import comparison_table, overview
 
 
 def summary(accuracy: float, down: int, seed: int = 0) -> dict[str, Any]:
@@ -49,3 +49,15 @@ def test_seeds_are_averaged_and_their_spread_is_shown() -> None:
     assert row(lines, "one")[1:3] == ["60.00", "14.14"]
     assert any("means over 2 seeds" in line for line in lines)
     assert "*" not in "".join(lines)  # nothing to be best of
+
+
+def test_comparisons_stand_side_by_side() -> None:
+    def of(label: str, *accuracies: float) -> list[dict[str, Any]]:
+        return [{**summary(accuracy, 10**6), "label": label} for accuracy in accuracies]
+
+    one = of("alone", 0.5, 0.52) + of("wide", 0.75)
+    lines = overview({"one": one, "other": of("wide", 0.6)}).splitlines()
+    assert lines[0] == "| method | one | other |"
+    assert lines[2] == "| `alone` | 51.00 ± 1.41 | - |"
+    assert lines[3] == "| `wide` | **75.00** (1 of 2) | 60.00 |"
+    assert overview({"one": one}, "mb-down").splitlines()[3] == "| `wide` | 1.0 (1 of 2) |"

@@ -1,8 +1,8 @@
-"""Results as tables in the terminal."""
+"""Results as tables: in the terminal, and as Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["comparison_table"]
+__all__ = ["VALUES", "comparison_table", "overview"]
 
 Summary = dict[str, Any]
 Column = tuple[str, Callable[[Summary], float], Callable[[float], str], int]  # heading, value, format, better: 1 or -1
@@ -24,6 +24,37 @@ COLUMNS: tuple[Column, ...] = (
     ("MB\nup", lambda s: s["bytes_up"], lambda v: f"{v / 1e6:,.1f}", -1),
     ("time\ns", lambda s: s["seconds"], lambda v: f"{v:.1f}", 0),
 )
+
+VALUES: dict[str, Column] = dict(
+    zip(("accuracy", "spread", "worst", "after-training", "mb-down", "mb-up", "seconds"), COLUMNS, strict=True)
+)
+
+
+def overview(comparisons: Mapping[str, Sequence[Summary]], value: str = "accuracy") -> str:
+    """Return one value of several comparisons as a Markdown table: a row a method, a column a comparison.
+
+    Cells are means over the seeds with their standard deviation, the best of a column in bold; where a method has
+    fewer seeds than others, their number stands beside it.
+    """
+    _, get, form, better = VALUES[value]
+    cells: dict[str, dict[str, list[float]]] = {}
+    for column, summaries in comparisons.items():
+        for summary in summaries:
+            cells.setdefault(summary["label"], {}).setdefault(column, []).append(get(summary))
+    lines = [["method", *comparisons], ["---"] * (1 + len(comparisons))]
+    lines += [[f"`{label}`"] for label in cells]
+    for column in comparisons:
+        found = {label: row[column] for label, row in cells.items() if column in row}
+        seeds = max(len(values) for values in found.values())
+        best = _best([fmean(values) for values in found.values()], better)
+        for line, label in zip(lines[2:], cells, strict=True):
+            if label not in found:
+                line.append("-")
+                continue
+            mean, count = fmean(found[label]), len(found[label])
+            text = form(mean) + (f" ± {form(stdev(found[label]))}" if count > 1 else "")
+            line.append((f"**{text}**" if mean == best else text) + (f" ({count} of {seeds})" if count < seeds else ""))
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def comparison_table(runs: Sequence[tuple[str, Sequence[Summary]]], title: str | None = None) -> Table:
