@@ -27,7 +27,7 @@ from torch import Tensor
 from pfedla.errors import PfedlaError, RunError
 from pfedla.jobs import Data, Job, Setting, Work
 
-__all__ = ["Processes", "available_workers"]
+__all__ = ["Processes", "available_workers", "keep_freed_memory"]
 
 START_METHOD = "fork" if sys.platform == "linux" else "spawn"  # forked workers know functions made on the fly
 SLOTS = 2  # a job being done, and the next
@@ -210,7 +210,7 @@ def _serve(channel: _Channel, setting: Setting, data: Data, parent: int) -> None
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
-    _keep_freed_memory()
+    keep_freed_memory()
     work = Work(setting, data)
     while True:
         while not channel.connection.poll(1.0):
@@ -227,7 +227,7 @@ def _serve(channel: _Channel, setting: Setting, data: Data, parent: int) -> None
         channel.send(answer)
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Have the C library keep what is freed: activations come and go with every batch.
 
     By default glibc returns blocks of megabytes to the system at once, and each batch then pays for thousands of

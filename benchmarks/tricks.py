@@ -1,0 +1,208 @@
+"""What each trick of the training loop is worth: the time without it over the time with it, on one core.
+
+The work is one client's: 420 images of 3x32x32, LeNet with batch norm, mini-batches of 32. Variants take turns, and
+their medians are compared. `python -m benchmarks.tricks` prints the table, `--json` one object; `--compile` adds
+torch.compile, whose compilation takes half a minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pfedla.layers import FlatModel, LayerSpec
+from pfedla.models import LeNet
+from pfedla.randomness import stream
+from pfedla.training import Samples, Task, Training, score
+from pfedla.workers import keep_freed_memory
+
+IMAGES, BATCH, LR, CLASSES = 420, 32, 0.01, 10
+LAST = torch.channels_last
+Step = Callable[[], object]
+
+
+class ReluFirst(LeNet):
+    """The network as it is usually written: ReLU before the pooling."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits."""
+        x = functional.max_pool2d(self.bn1(self.conv1(x)).relu(), 2)
+        x = functional.max_pool2d(self.bn2(self.conv2(x)).relu(), 2)
+        out: Tensor = self.fc3(self.fc2(self.fc1(x.flatten(1)).relu()).relu())
+        return out
+
+
+def epoch_by_hand(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
+    """Train for an epoch as one would write it."""
+    model.train()
+    for index in torch.randperm(len(y)).split(BATCH):
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x[index]), y[index]).backward()
+        optimizer.step()
+
+
+def by_hand(kind: type[LeNet] = LeNet, channels_last: bool = True, **options: bool) -> Step:
+    """Return a step that trains for an epoch by hand."""
+    model: nn.Module = kind((3, 32, 32), CLASSES, batch_norm=True)
+    x, y = images()
+    if channels_last:
+        model, x = model.to(memory_format=LAST), x.contiguous(memory_format=LAST)  # type: ignore[call-overload]
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, **options)
+    return lambda: epoch_by_hand(model, optimizer, x, y)
+
+
+def compiled() -> Step:
+    """Return the same with torch.compile."""
+    model = LeNet((3, 32, 32), CLASSES, batch_norm=True).to(memory_format=LAST)  # type: ignore[call-overload]
+    x, y = images()
+    x = x.contiguous(memory_format=LAST)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    fast: Any = torch.compile(model)
+    return lambda: epoch_by_hand(fast, optimizer, x, y)
+
+
+def images() -> tuple[Tensor, Tensor]:
+    """Return random images and labels."""
+    generator = stream(0, "benchmark")
+    x = torch.randint(0, 256, (IMAGES, 3, 32, 32), generator=generator)
+    return x.float().div(127.5).sub(1), torch.randint(0, CLASSES, (IMAGES,), generator=generator)
+
+
+class Ours:
+    """Our training loop, and parts of it."""
+
+    def __init__(self) -> None:
+        module = LeNet((3, 32, 32), CLASSES, batch_norm=True)
+        self.spec = LayerSpec.of(module)
+        self.layers = self.spec.read(module)
+        self.model = FlatModel(copy.deepcopy(module), self.spec)
+        self.module = module
+        x, y = images()
+        self.samples = Samples(x.add(1).mul(127.5).round().to(torch.uint8), y)
+        self.floats = Samples(x, y)
+
+    def epoch(self, samples: Samples) -> None:
+        """Train for an epoch."""
+        training = Training(local_epochs=1, batch_size=BATCH, lr=LR)
+        Task(self.model, [samples], [0], training, seed=0, t=1).fit(self.layers)
+
+    def load_state_dict(self) -> None:
+        """Load parameters as one would by hand."""
+        self.module.load_state_dict(self.spec.build(self.module, self.layers).state_dict())
+
+
+def cases(with_compile: bool) -> dict[str, tuple[Step, Step]]:
+    """Return each trick: without it, and with it."""
+    ours = Ours()
+    order, size = stream(0, "order"), (10, IMAGES)
+    permutations = torch.stack([torch.randperm(IMAGES) for _ in range(size[0])])
+    found: dict[str, tuple[Step, Step]] = {
+        "channels-last": (by_hand(channels_last=False), by_hand()),
+        "ReLU after the pooling": (by_hand(ReluFirst), by_hand()),
+        "SGD over a list of tensors (foreach)": (by_hand(foreach=False), by_hand(foreach=True)),
+        "fused SGD": (by_hand(foreach=False), by_hand(fused=True)),
+        "one flat vector, our loop": (by_hand(), lambda: ours.epoch(ours.samples)),
+        "pixels kept as bytes": (lambda: ours.epoch(ours.floats), lambda: ours.epoch(ours.samples)),
+        "permutations drawn beforehand": (
+            lambda: [torch.randperm(IMAGES, generator=order).split(BATCH) for _ in range(size[0])],
+            lambda: [row.split(BATCH) for row in permutations],
+        ),
+        "parameters copied in place": (ours.load_state_dict, lambda: ours.model.load(ours.layers)),
+        "evaluation in batches of 250": (
+            lambda: score_in(ours, BATCH),
+            lambda: score(ours.model, ours.layers, [ours.samples]),
+        ),
+    }
+    if with_compile:
+        found["torch.compile"] = (by_hand(), compiled())
+    return found
+
+
+@torch.inference_mode()
+def score_in(ours: Ours, batch: int) -> None:
+    """Score in batches of another size."""
+    ours.model.load(ours.layers)
+    ours.model.module.eval()
+    for start in range(0, IMAGES, batch):
+        x, y = ours.samples.take(slice(start, start + batch), ours.model.weights)
+        logits = ours.model.module(x)
+        float((logits.argmax(1) == y).sum())
+        float(functional.cross_entropy(logits, y, reduction="sum"))
+
+
+def epoch_in_worker(keep: bool) -> float:
+    """Return the median time of an epoch in a process of its own, as workers are, which keeps freed memory or not."""
+
+    def work(connection: Connection) -> None:
+        torch.set_num_threads(1)
+        if keep:
+            keep_freed_memory()
+        connection.send(statistics.median(timed(step) for step in [by_hand()] * 9))
+
+    context: Any = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=work, args=(theirs,))
+    process.start()
+    taken: float = ours.recv()
+    process.join()
+    return taken
+
+
+def timed(step: Step) -> float:
+    """Return the seconds that a step takes."""
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+def measure(repeats: int, with_compile: bool) -> list[dict[str, Any]]:
+    """Return the milliseconds of each trick, without and with it, and their ratio."""
+    torch.set_num_threads(1)
+    memory = [(epoch_in_worker(False), epoch_in_worker(True)) for _ in range(3)]  # before this process keeps its own
+    keep_freed_memory()
+    rows = []
+    for name, pair in cases(with_compile).items():
+        times: tuple[list[float], list[float]] = [], []
+        first = timed(pair[1])
+        for _ in range(repeats):
+            for step, taken in zip(pair, times, strict=True):
+                taken.append(timed(step))
+        without, with_it = (1000 * statistics.median(taken[1:]) for taken in times)
+        rows.append({"trick": name, "without_ms": without, "with_ms": with_it, "gain": without / with_it})
+        if name == "torch.compile":
+            rows[-1]["compilation_s"] = first
+    without, with_it = (1000 * statistics.median(taken) for taken in zip(*memory, strict=True))
+    rows.append({"trick": "freed memory is kept", "without_ms": without, "with_ms": with_it, "gain": without / with_it})
+    return rows
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--compile", action="store_true", help="try torch.compile, too")
+    arguments = parser.parse_args()
+    rows = measure(arguments.repeats, arguments.compile)
+    if arguments.json:
+        print(json.dumps(rows))
+        return
+    print(f"{'trick':38}{'without':>10}{'with':>10}  gain")
+    for row in rows:
+        beside = f"  ({row['compilation_s']:.0f} s to compile)" if "compilation_s" in row else ""
+        print(f"{row['trick']:38}{row['without_ms']:7.2f} ms{row['with_ms']:7.2f} ms  {row['gain']:.3f}{beside}")
+
+
+if __name__ == "__main__":
+    main()
