@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from pfedla.algorithms.peers import one_square
 from pfedla.config import Run
 from pfedla.errors import ConfigError, ModelError
 from pfedla.fleet import Evaluation, Setting, SimulatedFleet
@@ -56,6 +57,8 @@ class Result:
     @cached_property
     def alpha(self) -> np.ndarray | None:
         """The aggregation weights, `(rounds, clients, layers, clients)`; None for methods without."""
+        if "candidates" in self.inspected:
+            return one_square(self.inspected["alpha"], self.inspected["candidates"])
         return self.inspected.get("alpha")
 
     def model(self, client: int) -> nn.Module:
@@ -191,7 +194,7 @@ class _Watched:
         """Return the values over the rounds that were kept."""
         if not self.records:
             return {}
-        names = next(iter(self.records.values()))
+        names = sorted(next(iter(self.records.values())))
         stacked = {name: np.stack([record[name] for record in self.records.values()]) for name in names}
         return {"round": np.array(list(self.records)), **stacked}
 

@@ -10,12 +10,14 @@ body, heads    v_i and ψ_i: embedding and hidden layers by client `(N, ...)`, h
 alpha          α_i, the aggregation weights: `(n, L, N)`, each row sums to 1
 g              G_i[l, j] = <Δθ_i^l, θ_j^l>, `(n, L, N)`: all that Eqs. 10-11 need of the models
 ids            the n clients at hand, of N; L is the number of layers
+candidates     whose models client i mixes, `(n, m + 1)`, itself first, if not everybody's: then α and G have the
+               columns of the candidates, m + 1 in place of N
 =============  ==============================================================================================
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -24,6 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pfedla.algorithm import RESOLVED, Algorithm
+from pfedla.algorithms.peers import Peers, first_peers, refresh, replace_columns
 from pfedla.errors import ConfigError
 from pfedla.layers import STATS, Layers, LayerSpec, bank, kind_of, layer_of
 from pfedla.optimizer import Optimizer, Rows, Trained
@@ -42,6 +45,7 @@ __all__ = [
 
 
 BLOCK, WIDTH, PIECE = 32, 2**17, 2**10  # rows and columns of the bank that are worked on at once
+GATHERED = 2**14  # columns of the candidates' rows that are gathered at once
 PORTION = 2**21  # numbers of the hypernetworks that are worked on at once
 
 
@@ -51,6 +55,7 @@ class Clients(NamedTuple):
     theta: Layers
     body: Trained
     heads: Trained
+    peers: Peers | tuple[()] = ()  # empty if everybody is everybody's candidate
 
 
 def hypernetwork(body: Rows, heads: Rows) -> Tensor:
@@ -58,18 +63,28 @@ def hypernetwork(body: Rows, heads: Rows) -> Tensor:
     return _weights(_hidden(body)[1], heads)
 
 
-def aggregate(alpha: Tensor, theta: Layers, names: tuple[str, ...], sources: Mapping[str, str]) -> Layers:
+def aggregate(
+    alpha: Tensor, theta: Layers, names: tuple[str, ...], sources: Mapping[str, str], candidates: Tensor | None = None
+) -> Layers:
     """Eqs. 5-6: θ̄_i^l = Σ_j α_i^{l,j} θ_j^l, one matrix product a layer: `{entry: (n, numbers)}`.
 
     Running statistics ride along under the weights of the layer in `sources`, their own by default.
     """
-    mixed_as = {key: sources.get(key, layer_of(key)) for key in theta}
-    return {key: _product(alpha[:, names.index(mixed_as[key])].to(rows), rows) for key, rows in theta.items()}
+    mixed = {}
+    for key, rows in theta.items():
+        weights = alpha[:, names.index(sources.get(key, layer_of(key)))].to(rows)  # (n, N)
+        if candidates is None:
+            mixed[key] = _product(weights, rows)
+        else:
+            mixed[key] = functional.embedding_bag(candidates, rows, per_sample_weights=weights, mode="sum")
+    return mixed
 
 
-def inner_products(delta: Layers, theta: Layers, names: tuple[str, ...]) -> Tensor:
+def inner_products(delta: Layers, theta: Layers, names: tuple[str, ...], candidates: Tensor | None = None) -> Tensor:
     """G_i[l, j] = <Δθ_i^l, θ_j^l> of the trained parameters alone: `(n, L, N)`."""
-    return torch.stack([_inner(delta[name], theta[name]) for name in names], dim=1)
+    if candidates is None:
+        return torch.stack([_inner(delta[name], theta[name]) for name in names], dim=1)
+    return torch.stack([_inner_of(candidates, delta[name], theta[name]) for name in names], dim=1)
 
 
 def hypernetwork_gradient(body: Rows, heads: Rows, g: Tensor) -> tuple[Rows, Rows]:
@@ -105,9 +120,12 @@ def _weights(h: Tensor, heads: Rows) -> Tensor:
     return torch.matmul(h.unsqueeze(1), weight).squeeze(2).add_(bias).softmax(-1)
 
 
-def retained(alpha: Tensor, ids: Tensor, k: int) -> Tensor:
-    """Eq. 12: the k layers with the largest self-weights α_i^{l,i}, `(n, L)` bool; of equals the earlier one."""
-    self_weight = alpha[torch.arange(len(ids)), :, ids]  # (n, L)
+def retained(alpha: Tensor, own: Tensor, k: int) -> Tensor:
+    """Eq. 12: the k layers with the largest self-weights α_i^{l,i}, `(n, L)` bool; of equals the earlier one.
+
+    `own (n,)` says which column is the client itself: its number, if everybody has a column.
+    """
+    self_weight = alpha[torch.arange(len(own)), :, own]  # (n, L)
     top = self_weight.argsort(dim=1, descending=True, stable=True)[:, :k]  # (n, k)
     return torch.zeros_like(self_weight, dtype=torch.bool).scatter_(1, top, True)
 
@@ -121,6 +139,9 @@ class PFedLA(Algorithm[Clients]):
     `statistics` says under which weights a batch norm's running mean and variance are mixed: those of the layer
     whose output they describe (`"source"`), or the batch norm's own (`"own"`). They belong to that output: once a
     convolution is a client's own, foreign statistics behind it normalise numbers that never occur.
+
+    `peers=m` is ours: each client mixes its own layers with those of m others whose updates resemble its own, chosen
+    again after `refresh` of its rounds, so that the state and a round's time grow linearly in the number of clients.
     """
 
     retain: int = 0
@@ -129,6 +150,8 @@ class PFedLA(Algorithm[Clients]):
     embedding: int = 100
     hidden: int = 100
     statistics: Literal["source", "own"] = "source"
+    peers: int | None = None  # candidates of each client; None or 0 for everybody
+    refresh: int = 10  # rounds of a client's participation between choices of its candidates
     sources: dict[str, str] = field(default_factory=dict, hash=False, metadata=RESOLVED)  # statistics entry -> layer
 
     def __post_init__(self) -> None:
@@ -137,7 +160,9 @@ class PFedLA(Algorithm[Clients]):
             Optimizer(self.hyper_optimizer, self.hyper_lr)
         except ConfigError as error:
             raise ConfigError(f"algorithm.hyper_optimizer and algorithm.hyper_lr: {error}") from None
-        for name in ("embedding", "hidden"):
+        if (self.peers or 0) < 0:
+            raise ConfigError(f"algorithm.peers = {self.peers} must be at least 1, or 0 for everybody")
+        for name in ("embedding", "hidden", "refresh"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"algorithm.{name} = {getattr(self, name)} must be at least 1")
 
@@ -156,6 +181,7 @@ class PFedLA(Algorithm[Clients]):
     def init(self, theta: Layers, n: int, rng: torch.Generator) -> Clients:
         """Algorithm 1, line 1: one common model; embeddings and hypernetworks drawn for each client."""
         layers = sum(not kind_of(key) for key in theta)
+        columns = min(self.peers + 1, n) if self.peers else n
 
         def uniform(*shape: int, fan_in: int) -> Tensor:
             return torch.empty(shape).uniform_(-(fan_in**-0.5), fan_in**-0.5, generator=rng)
@@ -168,23 +194,26 @@ class PFedLA(Algorithm[Clients]):
             "bias2": uniform(n, 1, self.hidden, fan_in=self.hidden),
         }
         heads = {
-            "weight": uniform(n * layers, self.hidden, n, fan_in=self.hidden),
-            "bias": uniform(n * layers, n, fan_in=self.hidden),
+            "weight": uniform(n * layers, self.hidden, columns, fan_in=self.hidden),
+            "bias": uniform(n * layers, columns, fan_in=self.hidden),
         }
-        return Clients(bank(theta, n), self._optimizer.init(body), self._optimizer.init(heads))
+        peers = first_peers(n, columns - 1, rng) if columns < n else ()
+        return Clients(bank(theta, n), self._optimizer.init(body), self._optimizer.init(heads), peers)
 
     def download(self, state: Clients, ids: Tensor) -> Payload:
         """Algorithm 1, line 5, and Algorithm 2, lines 5-7: θ̄_i without the retained layers."""
         names = _names(state.theta)
+        candidates = state.peers.candidates[ids] if state.peers else None
         alpha, keep = self._weigh(state, ids)
-        return Payload.of(aggregate(alpha, state.theta, names, self.sources), ~keep, names)
+        return Payload.of(aggregate(alpha, state.theta, names, self.sources, candidates), ~keep, names)
 
     def update(self, state: Clients, ids: Tensor, upload: Payload) -> Clients:
         """Algorithm 1, lines 7-8: all from the previous round's θ, as if the clients came in parallel."""
-        theta, body, heads = state
-        names = _names(theta)
+        theta, body, heads, peers = state
+        names, delta = _names(theta), upload.layers
+        candidates = peers.candidates[ids] if peers else None
         alpha, keep = self._weigh(state, ids)
-        g = inner_products(upload.layers, theta, names).masked_fill_(keep.unsqueeze(-1), 0)  # (n, L, N)
+        g = inner_products(delta, theta, names, candidates).masked_fill_(keep.unsqueeze(-1), 0)  # (n, L, N)
         for some in _portions(ids, body, heads):  # retained layers take no step
             rows = _head_rows(ids[some], len(names))  # (n, L)
             sent = ~keep[some]
@@ -193,31 +222,49 @@ class PFedLA(Algorithm[Clients]):
                 to_heads = {name: x[sent.flatten()] for name, x in to_heads.items()}
             self._optimizer.ascend(body, to_body, ids[some])
             self._optimizer.ascend(heads, to_heads, rows[sent])
-        for key, columns in _tiles(theta):
-            there = {key: theta[key][:, columns]}
-            received = aggregate(alpha, there, names, self.sources)[key]
-            if self.retain:
-                kept = keep[:, names.index(layer_of(key))]  # (n,)
-                received[kept] = there[key][ids[kept]]
-            there[key].index_copy_(0, ids, received.add_(upload.layers[key][:, columns]))
+        self._write(state, ids, candidates, alpha, keep, delta)
+        if peers:
+            chosen = refresh(peers, ids, delta, names, self.refresh)  # (n, m + 1)
+            for i, row in zip(ids.tolist(), chosen, strict=True):
+                changed = row != peers.candidates[i]
+                if changed.any():
+                    replace_columns(heads, _head_rows(torch.tensor([i]), len(names))[0], changed)
+            peers.candidates[ids] = chosen
         return state
 
     def inspect(self, state: Clients) -> dict[str, Tensor]:
-        """Return the aggregation weights of all clients: α `(N, L, N)`."""
-        return {"alpha": hypernetwork(state.body.value, state.heads.value)}
+        """Return the aggregation weights of all clients: α `(N, L, N)`, or `(N, L, m + 1)` and the candidates."""
+        alpha = hypernetwork(state.body.value, state.heads.value)
+        return {"alpha": alpha, "candidates": state.peers.candidates.clone()} if state.peers else {"alpha": alpha}
 
     def _weigh(self, state: Clients, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return α_i, all on oneself in the retained layers, and which layers those are: `(n, L, N)`, `(n, L)`."""
         layers = len(_names(state.theta))
-        alpha = torch.cat(
-            [
-                hypernetwork(state.body.rows(ids[some]), state.heads.rows(_head_rows(ids[some], layers).flatten()))
-                for some in _portions(ids, state.body, state.heads)
-            ]
-        )
-        keep = retained(alpha, ids, self.retain)  # (n, L)
-        own = functional.one_hot(ids, alpha.shape[-1]).to(alpha).unsqueeze(1)  # (n, 1, N)
-        return torch.where(keep.unsqueeze(-1), own, alpha) if self.retain else alpha, keep
+        parts = [
+            hypernetwork(state.body.rows(ids[some]), state.heads.rows(_head_rows(ids[some], layers).flatten()))
+            for some in _portions(ids, state.body, state.heads)
+        ]
+        alpha = torch.cat(parts)
+        own = torch.zeros_like(ids) if state.peers else ids
+        keep = retained(alpha, own, self.retain)  # (n, L)
+        if not self.retain:
+            return alpha, keep
+        alone = functional.one_hot(own, alpha.shape[-1]).to(alpha).unsqueeze(1)  # (n, 1, N)
+        return torch.where(keep.unsqueeze(-1), alone, alpha), keep
+
+    def _write(
+        self, state: Clients, ids: Tensor, candidates: Tensor | None, alpha: Tensor, keep: Tensor, delta: Layers
+    ) -> None:
+        """Write the clients' new models, θ̄_i + Δθ_i, into the bank, all from the models before the round."""
+        names = _names(state.theta)
+        for key, rows in state.theta.items():
+            width = WIDTH if candidates is None else rows.shape[1]
+            for there, change in zip(rows.split(width, 1), delta[key].split(width, 1), strict=True):
+                received = aggregate(alpha, {key: there}, names, self.sources, candidates)[key]
+                if self.retain:
+                    kept = keep[:, names.index(layer_of(key))]  # (n,)
+                    received[kept] = there[ids[kept]]
+                there.index_copy_(0, ids, received.add_(change))
 
     @property
     def _optimizer(self) -> Optimizer:
@@ -234,13 +281,6 @@ def _portions(ids: Tensor, body: Trained, heads: Trained) -> list[slice]:
     numbers = sum(x.numel() for x in (*body.value.values(), *heads.value.values())) // len(body.steps)
     count = max(1, PORTION // numbers)
     return [slice(start, start + count) for start in range(0, len(ids), count)]
-
-
-def _tiles(theta: Layers) -> Iterator[tuple[str, slice]]:
-    """Yield every entry's numbers in pieces, so that what is computed for them at once stays small."""
-    for key, rows in theta.items():
-        for start in range(0, rows.shape[1], WIDTH):
-            yield key, slice(start, start + WIDTH)
 
 
 def _product(weights: Tensor, rows: Tensor) -> Tensor:
@@ -270,6 +310,15 @@ def _inner(delta: Tensor, rows: Tensor) -> Tensor:
         for block in rows.split(BLOCK)
     ]
     return torch.cat(products, 1).addmm_(delta[:, whole:], rows[:, whole:].T)
+
+
+def _inner_of(candidates: Tensor, delta: Tensor, rows: Tensor) -> Tensor:
+    """Return <delta_i, rows_j> for the candidates j of each client i, gathering a piece of their rows at a time."""
+    products = torch.zeros(candidates.shape, dtype=rows.dtype)
+    for piece, columns in zip(delta.split(GATHERED, 1), rows.split(GATHERED, 1), strict=True):
+        for product, own, who in zip(products, piece, candidates, strict=True):
+            product.addmv_(columns.index_select(0, who), own)
+    return products
 
 
 def _head_rows(ids: Tensor, layers: int) -> Tensor:
