@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
+from pfedla import storage
 from pfedla.errors import ConfigError
 
 __all__ = ["Optimizer", "Rows", "Trained"]
@@ -56,7 +57,9 @@ class Optimizer:
 
     def init(self, value: Rows) -> Trained:
         """Return parameters before their first step."""
-        zeros = [{k: torch.zeros_like(p) for k, p in value.items()} if self.rule == "adam" else {} for _ in "12"]
+        zeros = [
+            {k: storage.zeros(p.shape, p.dtype) for k, p in value.items()} if self.rule == "adam" else {} for _ in "12"
+        ]
         return Trained(value, zeros[0], zeros[1], torch.zeros(len(next(iter(value.values()))), dtype=torch.int64))
 
     def ascend(self, trained: Trained, direction: Rows, rows: Tensor) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pfedla import storage
 from pfedla.layers import Layers
 from pfedla.optimizer import Trained
 from pfedla.randomness import numpy_stream, stream
@@ -42,7 +43,7 @@ def first_peers(n: int, m: int, rng: torch.Generator) -> Peers:
     others = np.stack([draw.choice(n - 1, m, replace=False, shuffle=False) for _ in range(n)])  # (n, m)
     own = np.arange(n)[:, None]
     candidates = np.concatenate([own, np.sort(others + (others >= own))], axis=1)
-    return Peers(torch.from_numpy(candidates), torch.zeros(n, SKETCH), torch.zeros(n, dtype=torch.int64), seed)
+    return Peers(torch.from_numpy(candidates), storage.zeros((n, SKETCH)), torch.zeros(n, dtype=torch.int64), seed)
 
 
 def sketch(delta: Layers, names: tuple[str, ...], seed: int) -> Tensor:

@@ -30,6 +30,7 @@ from pfedla.algorithms.peers import Peers, first_peers, refresh, replace_columns
 from pfedla.errors import ConfigError
 from pfedla.layers import STATS, Layers, LayerSpec, bank, kind_of, layer_of
 from pfedla.optimizer import Optimizer, Rows, Trained
+from pfedla.storage import stack
 from pfedla.wire import Payload
 
 __all__ = [
@@ -184,7 +185,9 @@ class PFedLA(Algorithm[Clients]):
         columns = min(self.peers + 1, n) if self.peers else n
 
         def uniform(*shape: int, fan_in: int) -> Tensor:
-            return torch.empty(shape).uniform_(-(fan_in**-0.5), fan_in**-0.5, generator=rng)
+            bound, rows = fan_in**-0.5, shape[0] // n
+            pieces = (torch.empty(rows, *shape[1:]).uniform_(-bound, bound, generator=rng) for _ in range(n))
+            return stack(pieces, shape)
 
         body = {
             "v": torch.empty(n, 1, self.embedding).normal_(generator=rng),
