@@ -126,10 +126,11 @@ def by_hand() -> Callable[[Task, Layers], tuple[list[Any], Callable[[np.ndarray,
     return make
 
 
-@pytest.fixture(params=list(ALGORITHMS))
+@pytest.fixture(params=[*ALGORITHMS, "pfedla-peers", "heurpfedla-peers"])
 def algorithm(request: pytest.FixtureRequest) -> Algorithm[Any]:
-    """Every method, with its default settings."""
-    return ALGORITHMS[request.param]()
+    """Every method, with its default settings; and pFedLA with few candidates, chosen anew in every second round."""
+    name, few, _ = request.param.partition("-peers")
+    return ALGORITHMS[name](**{"peers": 2, "refresh": 2} if few else {})
 
 
 @pytest.fixture

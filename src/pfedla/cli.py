@@ -17,6 +17,7 @@ from rich.table import Table
 
 from pfedla import __version__
 from pfedla.algorithms import ALGORITHMS, describe
+from pfedla.algorithms.peers import one_square
 from pfedla.comparison import COMPARISON, parse_variant, read_comparison
 from pfedla.comparison import compare as compare_variants
 from pfedla.config import Experiment, Tables, algorithm_name, merge, parse_assignments, read_tables
@@ -267,7 +268,7 @@ def _compare(
 
 
 @cli.command()
-@click.argument("comparisons", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
+@click.argument("comparisons", nargs=-1, required=True, type=_path)
 @click.option("--value", type=click.Choice(list(VALUES)), default="accuracy", show_default=True, help="What to show.")
 def table(comparisons: tuple[Path, ...], value: str) -> None:
     """Put comparisons side by side: a Markdown table with a row a method and a column a comparison.
@@ -385,6 +386,8 @@ def _draw(out: Path) -> None:
     experiment = Experiment.load(out / "config.toml")
     with np.load(out / "alpha.npz") as file:
         alpha, layers, t = file["alpha"][-1], [str(name) for name in file["layers"]], int(file["round"][-1])
+        if "candidates" in file:
+            alpha = one_square(alpha, file["candidates"][-1])
     title = f"Who learns from whom: the weights of {algorithm_name(experiment.algorithm)} after round {t}"
     draw_weights(out / "weights.png", alpha, layers, title, _groups(experiment, len(alpha)))
 

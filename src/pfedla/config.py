@@ -44,6 +44,7 @@ class Run:
     checkpoint_every: int = 20  # rounds between checkpoints; 0 for none but at Ctrl-C
     workers: int = -1  # processes; -1 for one a core, 0 to work in this process
     device: str = "cpu"
+    storage: Literal["memory", "disk"] = "memory"  # where the clients' models lie; on disk they may exceed memory
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""

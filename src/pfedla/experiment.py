@@ -231,7 +231,7 @@ def _finish(
     }
     result = simulate(setting, federation.train, federation.test, run, facts, directory, watch)
     if directory:
-        models = {name: result.model(client).state_dict() for client, name in enumerate(federation.names)}
+        models = ((name, result.model(client).state_dict()) for client, name in enumerate(federation.names))
         directory.finish(result.summary, result.ledger, result.inspected, models)
     return result
 

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pfedla.errors import ModelError, nearest
+from pfedla.storage import repeat
 
 __all__ = [
     "COUNTERS",
@@ -73,7 +74,7 @@ def change(trained: Layers, received: Layers) -> Layers:
 
 def bank(theta: Layers, n: int) -> Layers:
     """Return what a server keeps of a common model `theta` for `n` clients: `n` rows of all that travels, copied."""
-    return {key: row.repeat(n, 1) for key, row in theta.items() if kind_of(key) != COUNTERS}
+    return {key: repeat(row, n) for key, row in theta.items() if kind_of(key) != COUNTERS}
 
 
 def match_layers(patterns: Iterable[str], names: Sequence[str], what: str) -> tuple[str, ...]:

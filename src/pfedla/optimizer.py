@@ -7,12 +7,15 @@ step. Adam's moments and step counts are kept by row: a row that rests keeps its
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
 
+from pfedla import storage
 from pfedla.errors import ConfigError
 
 __all__ = ["Optimizer", "Rows", "Trained"]
@@ -30,7 +33,7 @@ class Trained(NamedTuple):
 
     def rows(self, index: Tensor) -> Rows:
         """Return the parameters of some rows, copied."""
-        return {name: value[index] for name, value in self.value.items()}
+        return {name: value.index_select(0, index) for name, value in self.value.items()}
 
 
 @dataclass(frozen=True)
@@ -54,22 +57,50 @@ class Optimizer:
 
     def init(self, value: Rows) -> Trained:
         """Return parameters before their first step."""
-        zeros = [{k: torch.zeros_like(p) for k, p in value.items()} if self.rule == "adam" else {} for _ in "12"]
+        zeros = [
+            {k: storage.zeros(p.shape, p.dtype) for k, p in value.items()} if self.rule == "adam" else {} for _ in "12"
+        ]
         return Trained(value, zeros[0], zeros[1], torch.zeros(len(next(iter(value.values()))), dtype=torch.int64))
 
     def ascend(self, trained: Trained, direction: Rows, rows: Tensor) -> None:
         """Move `rows` along `direction`, which has one row for each of them, in place."""
+        if self.rule == "adam":
+            self._adam(trained, direction, rows)
+        else:
+            for name, g in direction.items():
+                trained.value[name].index_add_(0, rows, g, alpha=self.lr)
         trained.steps[rows] += 1
-        t = trained.steps[rows].to(torch.float64)  # (n,)
-        for name, g in direction.items():
-            if self.rule == "adam":
-                g = self._scaled(g, trained.first[name], trained.second[name], rows, t)
-            trained.value[name].index_add_(0, rows, g, alpha=self.lr)
 
-    def _scaled(self, g: Tensor, first: Tensor, second: Tensor, rows: Tensor, t: Tensor) -> Tensor:
-        shape = (-1, *[1] * (g.dim() - 1))
-        first[rows] = mean = first[rows].lerp_(g, 1 - self.decay[0])
-        second[rows] = square = second[rows].lerp_(g.square(), 1 - self.decay[1])
-        mean = mean / (1 - self.decay[0] ** t).to(g).view(shape)
-        square = square / (1 - self.decay[1] ** t).to(g).view(shape)
-        return mean / square.sqrt_().add_(self.epsilon)
+    def _adam(self, trained: Trained, direction: Rows, rows: Tensor) -> None:
+        """Step in one pass over value, gradient and moments, which are views of their rows and not copies of them."""
+        parts = list(_runs(rows.tolist(), trained.steps[rows].tolist()))
+        names = list(direction)
+
+        def views(stacked: Rows) -> list[Tensor]:
+            return [stacked[name][row : row + count] for row, _, count, _ in parts for name in names]
+
+        adam(
+            views(trained.value),
+            [direction[name][place : place + count] for _, place, count, _ in parts for name in names],
+            views(trained.first),
+            views(trained.second),
+            [],
+            [torch.tensor(float(taken)) for *_, taken in parts for _ in names],
+            fused=True,
+            amsgrad=False,
+            beta1=self.decay[0],
+            beta2=self.decay[1],
+            lr=self.lr,
+            weight_decay=0.0,
+            eps=self.epsilon,
+            maximize=True,
+        )
+
+
+def _runs(rows: list[int], steps: list[int]) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the runs of neighbouring rows that took as many steps: first row, its place, how many, steps taken."""
+    start = 0
+    for place in range(1, len(rows) + 1):
+        if place == len(rows) or rows[place] != rows[place - 1] + 1 or steps[place] != steps[start]:
+            yield rows[start], start, place - start, steps[start]
+            start = place

@@ -5,7 +5,8 @@ config.toml            the complete configuration; `pfedla run config.toml` repe
 metrics.jsonl          a line for each evaluated round
 summary.json           the final figures
 ledger.npz             bytes by round, client, layer and direction
-alpha.npz              pFedLA's weights: `alpha (rounds, clients, layers, clients)`, `round`, `layers`
+alpha.npz              pFedLA's weights: `alpha (rounds, clients, layers, clients)`, `round`, `layers`;
+                       with `peers = m` alpha has m + 1 columns, `candidates (rounds, clients, m + 1)`
 models/                every client's personalized model, as safetensors
 checkpoint.safetensors while the run is not complete: where to go on
 =====================  ===========================================================================
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -156,7 +158,7 @@ class RunDirectory:
         summary: dict[str, Any],
         ledger: Ledger,
         inspected: dict[str, np.ndarray],
-        models: dict[str, dict[str, Tensor]],
+        models: Iterable[tuple[str, dict[str, Tensor]]],
     ) -> None:
         """Write the results; `summary.json` comes last, so that a folder with it is complete."""
         ledger.save(self.path / "ledger.npz")
@@ -164,7 +166,7 @@ class RunDirectory:
             layers = np.array(ledger.layers, dtype=np.str_)
             np.savez_compressed(self.path / "alpha.npz", layers=layers, **inspected)  # type: ignore[arg-type]
         (self.path / "models").mkdir(exist_ok=True)
-        for name, tensors in models.items():
+        for name, tensors in models:
             contiguous = {key: tensor.contiguous() for key, tensor in tensors.items()}
             save_file(contiguous, self.path / "models" / f"{name}.safetensors")
         _write(self.path / SUMMARY, json.dumps(summary, indent=2) + "\n")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
+from pfedla.algorithm import Algorithm
+from pfedla.algorithms.peers import one_square
 from pfedla.config import Run
 from pfedla.errors import ConfigError, ModelError
 from pfedla.fleet import Evaluation, Setting, SimulatedFleet
@@ -20,6 +24,7 @@ from pfedla.ledger import Ledger
 from pfedla.randomness import seed_of, stream
 from pfedla.rounds import Server, chunks, evaluate, participants, run_round, uninterrupted
 from pfedla.rundirectory import Moment, RunDirectory
+from pfedla.storage import mapped, zeros
 from pfedla.training import Samples
 
 __all__ = ["Progress", "Result", "check_model", "seeded", "simulate"]
@@ -56,6 +61,8 @@ class Result:
     @cached_property
     def alpha(self) -> np.ndarray | None:
         """The aggregation weights, `(rounds, clients, layers, clients)`; None for methods without."""
+        if "candidates" in self.inspected:
+            return one_square(self.inspected["alpha"], self.inspected["candidates"])
         return self.inspected.get("alpha")
 
     def model(self, client: int) -> nn.Module:
@@ -85,9 +92,12 @@ def simulate(
     evaluated = _every(run.rounds, run.eval_every)
     workers = None if run.workers < 0 else run.workers
     participants(run.seed, 0, n, count)  # refuses a bad count before any work
-    with SimulatedFleet(setting, train, test, workers) as fleet:
-        theta = spec.read(setting.template)
-        server = Server(algorithm.init(theta, n, stream(run.seed, "init")))
+    place = None if run.storage == "memory" else directory.path if directory else Path(tempfile.gettempdir())
+    with mapped(place):
+        made = SimulatedFleet(setting, train, test, workers)
+    with made as fleet:
+        with mapped(place):
+            server = Server(algorithm.init(spec.read(setting.template), n, stream(run.seed, "init")))
         ledger, history, watched = Ledger(spec.names), list[dict[str, Any]](), _Watched(evaluated)
         before = 0.0
         if directory and (saved := directory.restore(server.state, fleet.state())):
@@ -121,19 +131,28 @@ def simulate(
                 ids = participants(run.seed, server.t + 1, n, count)
                 run_round(algorithm, server, fleet, ledger, ids)
             elapsed = seconds()
-            rows = [
-                fleet.personalize(ids, algorithm.download(server.state, torch.tensor(ids)), server.t)
-                for ids in chunks(n)
-            ]
+            with mapped(place):
+                personalized = _personalized(algorithm, server, fleet, n)
         except KeyboardInterrupt:
             if directory:
                 with uninterrupted():
                     directory.checkpoint(moment())
             raise
-    personalized = {key: torch.cat([row[key] for row in rows]) for key in spec.slots}
     passes = int(examples[ledger.arrays()["client"]].sum()) * setting.training.local_epochs
     summary = {**facts, **_summary(history, ledger, elapsed, passes)}
     return Result(summary, history, watched.arrays(), ledger, spec, setting.template, personalized)
+
+
+def _personalized(algorithm: Algorithm[Any], server: Server, fleet: SimulatedFleet, n: int) -> Layers:
+    """Return every client's personalized model: `{entry: (clients, numbers)}`."""
+    personalized: Layers = {}
+    for ids in chunks(n):
+        rows = fleet.personalize(ids, algorithm.download(server.state, torch.tensor(ids)), server.t)
+        for key, some in rows.items():
+            if key not in personalized:
+                personalized[key] = zeros((n, some.shape[1]), some.dtype)
+            personalized[key][ids.start : ids.stop] = some
+    return personalized
 
 
 def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
@@ -191,7 +210,7 @@ class _Watched:
         """Return the values over the rounds that were kept."""
         if not self.records:
             return {}
-        names = next(iter(self.records.values()))
+        names = sorted(next(iter(self.records.values())))
         stacked = {name: np.stack([record[name] for record in self.records.values()]) for name in names}
         return {"round": np.array(list(self.records)), **stacked}
 

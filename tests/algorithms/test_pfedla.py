@@ -256,3 +256,13 @@ def test_a_model_of_double_precision_is_mixed() -> None:
     algorithm, theta = PFedLA(), {"a": torch.ones(1, 3, dtype=torch.float64)}
     got = algorithm.download(algorithm.init(theta, 2, torch.Generator()), torch.tensor([0, 1]))
     assert got.layers["a"].dtype == torch.float64
+
+
+def test_how_much_is_worked_on_at_once_changes_nothing(monkeypatch: pytest.MonkeyPatch, same: Same) -> None:
+    states = []
+    for portion, width in ((2**21, 2**17), (1, 2)):
+        monkeypatch.setattr("pfedla.algorithms.pfedla.PORTION", portion)
+        monkeypatch.setattr("pfedla.algorithms.pfedla.WIDTH", width)
+        algorithm = HeurPFedLA()
+        states.append(algorithm.update(started(algorithm), torch.tensor([3, 0, 2]), upload_of(draw(3, 1))))
+    same(*states, atol=1e-6)

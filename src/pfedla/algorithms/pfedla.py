@@ -10,6 +10,8 @@ body, heads    v_i and ψ_i: embedding and hidden layers by client `(N, ...)`, h
 alpha          α_i, the aggregation weights: `(n, L, N)`, each row sums to 1
 g              G_i[l, j] = <Δθ_i^l, θ_j^l>, `(n, L, N)`: all that Eqs. 10-11 need of the models
 ids            the n clients at hand, of N; L is the number of layers
+candidates     whose models client i mixes, `(n, m + 1)`, itself first, if not everybody's: then α and G have the
+               columns of the candidates, m + 1 in place of N
 =============  ==============================================================================================
 """
 
@@ -24,9 +26,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from pfedla.algorithm import RESOLVED, Algorithm
+from pfedla.algorithms.peers import Peers, first_peers, refresh, replace_columns
 from pfedla.errors import ConfigError
 from pfedla.layers import STATS, Layers, LayerSpec, bank, kind_of, layer_of
 from pfedla.optimizer import Optimizer, Rows, Trained
+from pfedla.storage import stack
 from pfedla.wire import Payload
 
 __all__ = [
@@ -41,51 +45,88 @@ __all__ = [
 ]
 
 
+BLOCK, WIDTH, PIECE = 32, 2**17, 2**10  # rows and columns of the bank that are worked on at once
+GATHERED = 2**14  # columns of the candidates' rows that are gathered at once
+PORTION = 2**21  # numbers of the hypernetworks that are worked on at once
+
+
 class Clients(NamedTuple):
     """The server's state: every client's model and hypernetwork."""
 
     theta: Layers
     body: Trained
     heads: Trained
+    peers: Peers | tuple[()] = ()  # empty if everybody is everybody's candidate
 
 
 def hypernetwork(body: Rows, heads: Rows) -> Tensor:
     """Eqs. 3-4: α_i = HN_i(v_i; ψ_i), `(n, L, N)`; softmax makes each layer's weights sum to 1."""
-    h = torch.baddbmm(body["bias1"], body["v"], body["weight1"]).relu()  # (n, 1, hidden)
-    h = torch.baddbmm(body["bias2"], h, body["weight2"]).relu()  # (n, 1, hidden)
-    weight, bias = (heads[name].unflatten(0, (len(h), -1)) for name in ("weight", "bias"))
-    return torch.matmul(h.unsqueeze(1), weight).squeeze(2).add(bias).softmax(-1)  # (n, L, N)
+    return _weights(_hidden(body)[1], heads)
 
 
-def aggregate(alpha: Tensor, theta: Layers, names: tuple[str, ...], sources: Mapping[str, str]) -> Layers:
+def aggregate(
+    alpha: Tensor, theta: Layers, names: tuple[str, ...], sources: Mapping[str, str], candidates: Tensor | None = None
+) -> Layers:
     """Eqs. 5-6: θ̄_i^l = Σ_j α_i^{l,j} θ_j^l, one matrix product a layer: `{entry: (n, numbers)}`.
 
     Running statistics ride along under the weights of the layer in `sources`, their own by default.
     """
-    mixed_as = {key: sources.get(key, layer_of(key)) for key in theta}
-    return {key: alpha[:, names.index(mixed_as[key])].to(rows) @ rows for key, rows in theta.items()}
+    mixed = {}
+    for key, rows in theta.items():
+        weights = alpha[:, names.index(sources.get(key, layer_of(key)))].to(rows)  # (n, N)
+        if candidates is None:
+            mixed[key] = _product(weights, rows)
+        else:
+            mixed[key] = functional.embedding_bag(candidates, rows, per_sample_weights=weights, mode="sum")
+    return mixed
 
 
-def inner_products(delta: Layers, theta: Layers, names: tuple[str, ...]) -> Tensor:
+def inner_products(delta: Layers, theta: Layers, names: tuple[str, ...], candidates: Tensor | None = None) -> Tensor:
     """G_i[l, j] = <Δθ_i^l, θ_j^l> of the trained parameters alone: `(n, L, N)`."""
-    return torch.stack([delta[name] @ theta[name].T for name in names], dim=1)
+    if candidates is None:
+        return torch.stack([_inner(delta[name], theta[name]) for name in names], dim=1)
+    return torch.stack([_inner_of(candidates, delta[name], theta[name]) for name in names], dim=1)
 
 
 def hypernetwork_gradient(body: Rows, heads: Rows, g: Tensor) -> tuple[Rows, Rows]:
     """Eqs. 10-11: (∇ θ̄_i)^T Δθ_i with respect to v_i and ψ_i, the direction that lowers client i's loss.
 
-    Since θ̄_i is linear in α_i, this is the gradient of Σ α_i * G_i through the small hypernetwork.
+    Since θ̄_i is linear in α_i, this is the gradient of Σ α_i * G_i through the small hypernetwork, written out.
     """
-    body, heads = ({name: x.detach().requires_grad_() for name, x in rows.items()} for rows in (body, heads))
-    with torch.enable_grad():
-        value = (hypernetwork(body, heads) * g).sum()  # clients are independent: one sum serves them all
-    gradient = torch.autograd.grad(value, [*body.values(), *heads.values()])
-    return dict(zip(body, gradient, strict=False)), dict(zip(heads, gradient[len(body) :], strict=True))
+    h1, h2 = _hidden(body)  # (n, 1, hidden)
+    alpha = _weights(h2, heads)  # (n, L, N)
+    logits = alpha * (g - (alpha * g).sum(-1, keepdim=True))  # of the softmax: (n, L, N)
+    weight = heads["weight"].view(*logits.shape[:2], -1, logits.shape[-1])  # (n, L, hidden, N)
+    back2 = torch.matmul(weight, logits.unsqueeze(-1)).sum(1).mT * (h2 > 0)  # (n, 1, hidden)
+    back1 = torch.bmm(back2, body["weight2"].mT) * (h1 > 0)  # (n, 1, hidden)
+    to_body = {
+        "v": torch.bmm(back1, body["weight1"].mT),
+        "weight1": body["v"].mT * back1,
+        "bias1": back1,
+        "weight2": h1.mT * back2,
+        "bias2": back2,
+    }
+    return to_body, {"weight": (h2.mT.unsqueeze(1) * logits.unsqueeze(2)).flatten(0, 1), "bias": logits.flatten(0, 1)}
 
 
-def retained(alpha: Tensor, ids: Tensor, k: int) -> Tensor:
-    """Eq. 12: the k layers with the largest self-weights α_i^{l,i}, `(n, L)` bool; of equals the earlier one."""
-    self_weight = alpha[torch.arange(len(ids)), :, ids]  # (n, L)
+def _hidden(body: Rows) -> tuple[Tensor, Tensor]:
+    """Return the two hidden layers of the hypernetworks: `(n, 1, hidden)` each."""
+    h1 = torch.baddbmm(body["bias1"], body["v"], body["weight1"]).relu_()
+    return h1, torch.baddbmm(body["bias2"], h1, body["weight2"]).relu_()
+
+
+def _weights(h: Tensor, heads: Rows) -> Tensor:
+    """Return what the heads make of the last hidden layer: `(n, L, N)`."""
+    weight, bias = (heads[name].unflatten(0, (len(h), -1)) for name in ("weight", "bias"))
+    return torch.matmul(h.unsqueeze(1), weight).squeeze(2).add_(bias).softmax(-1)
+
+
+def retained(alpha: Tensor, own: Tensor, k: int) -> Tensor:
+    """Eq. 12: the k layers with the largest self-weights α_i^{l,i}, `(n, L)` bool; of equals the earlier one.
+
+    `own (n,)` says which column is the client itself: its number, if everybody has a column.
+    """
+    self_weight = alpha[torch.arange(len(own)), :, own]  # (n, L)
     top = self_weight.argsort(dim=1, descending=True, stable=True)[:, :k]  # (n, k)
     return torch.zeros_like(self_weight, dtype=torch.bool).scatter_(1, top, True)
 
@@ -99,6 +140,9 @@ class PFedLA(Algorithm[Clients]):
     `statistics` says under which weights a batch norm's running mean and variance are mixed: those of the layer
     whose output they describe (`"source"`), or the batch norm's own (`"own"`). They belong to that output: once a
     convolution is a client's own, foreign statistics behind it normalise numbers that never occur.
+
+    `peers=m` is ours: each client mixes its own layers with those of m others whose updates resemble its own, chosen
+    again after `refresh` of its rounds, so that the state and a round's time grow linearly in the number of clients.
     """
 
     retain: int = 0
@@ -107,6 +151,8 @@ class PFedLA(Algorithm[Clients]):
     embedding: int = 100
     hidden: int = 100
     statistics: Literal["source", "own"] = "source"
+    peers: int | None = None  # candidates of each client; None or 0 for everybody
+    refresh: int = 10  # rounds of a client's participation between choices of its candidates
     sources: dict[str, str] = field(default_factory=dict, hash=False, metadata=RESOLVED)  # statistics entry -> layer
 
     def __post_init__(self) -> None:
@@ -115,7 +161,9 @@ class PFedLA(Algorithm[Clients]):
             Optimizer(self.hyper_optimizer, self.hyper_lr)
         except ConfigError as error:
             raise ConfigError(f"algorithm.hyper_optimizer and algorithm.hyper_lr: {error}") from None
-        for name in ("embedding", "hidden"):
+        if (self.peers or 0) < 0:
+            raise ConfigError(f"algorithm.peers = {self.peers} must be at least 1, or 0 for everybody")
+        for name in ("embedding", "hidden", "refresh"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"algorithm.{name} = {getattr(self, name)} must be at least 1")
 
@@ -134,9 +182,12 @@ class PFedLA(Algorithm[Clients]):
     def init(self, theta: Layers, n: int, rng: torch.Generator) -> Clients:
         """Algorithm 1, line 1: one common model; embeddings and hypernetworks drawn for each client."""
         layers = sum(not kind_of(key) for key in theta)
+        columns = min(self.peers + 1, n) if self.peers else n
 
         def uniform(*shape: int, fan_in: int) -> Tensor:
-            return torch.empty(shape).uniform_(-(fan_in**-0.5), fan_in**-0.5, generator=rng)
+            bound, rows = fan_in**-0.5, shape[0] // n
+            pieces = (torch.empty(rows, *shape[1:]).uniform_(-bound, bound, generator=rng) for _ in range(n))
+            return stack(pieces, shape)
 
         body = {
             "v": torch.empty(n, 1, self.embedding).normal_(generator=rng),
@@ -146,42 +197,131 @@ class PFedLA(Algorithm[Clients]):
             "bias2": uniform(n, 1, self.hidden, fan_in=self.hidden),
         }
         heads = {
-            "weight": uniform(n * layers, self.hidden, n, fan_in=self.hidden),
-            "bias": uniform(n * layers, n, fan_in=self.hidden),
+            "weight": uniform(n * layers, self.hidden, columns, fan_in=self.hidden),
+            "bias": uniform(n * layers, columns, fan_in=self.hidden),
         }
-        return Clients(bank(theta, n), self._optimizer.init(body), self._optimizer.init(heads))
+        peers = first_peers(n, columns - 1, rng) if columns < n else ()
+        return Clients(bank(theta, n), self._optimizer.init(body), self._optimizer.init(heads), peers)
 
     def download(self, state: Clients, ids: Tensor) -> Payload:
         """Algorithm 1, line 5, and Algorithm 2, lines 5-7: θ̄_i without the retained layers."""
-        names = tuple(key for key in state.theta if not kind_of(key))
-        alpha = hypernetwork(state.body.rows(ids), state.heads.rows(_head_rows(ids, len(names)).flatten()))
-        keep = retained(alpha, ids, self.retain)  # (n, L)
-        own = functional.one_hot(ids, alpha.shape[-1]).to(alpha).unsqueeze(1)  # (n, 1, N)
-        mixed = aggregate(torch.where(keep.unsqueeze(-1), own, alpha), state.theta, names, self.sources)
-        return Payload.of(mixed, ~keep, names)
+        names = _names(state.theta)
+        candidates = state.peers.candidates[ids] if state.peers else None
+        alpha, keep = self._weigh(state, ids)
+        return Payload.of(aggregate(alpha, state.theta, names, self.sources, candidates), ~keep, names)
 
     def update(self, state: Clients, ids: Tensor, upload: Payload) -> Clients:
         """Algorithm 1, lines 7-8: all from the previous round's θ, as if the clients came in parallel."""
-        theta, body, heads = state
-        got = self.download(state, ids)
-        received = got.fill({key: rows[ids] for key, rows in theta.items()})
-        head_rows = _head_rows(ids, len(got.names))  # (n, L)
-        g = inner_products(upload.layers, theta, got.names) * got.sent.unsqueeze(-1)  # (n, L, N)
-        to_body, to_heads = hypernetwork_gradient(body.rows(ids), heads.rows(head_rows.flatten()), g)
-        sent = got.sent.flatten()  # retained layers take no step
-        self._optimizer.ascend(body, to_body, ids)
-        self._optimizer.ascend(heads, {k: x[sent] for k, x in to_heads.items()}, head_rows[got.sent])
-        for key, rows in theta.items():
-            rows[ids] = received[key] + upload.layers[key]
+        theta, body, heads, peers = state
+        names, delta = _names(theta), upload.layers
+        candidates = peers.candidates[ids] if peers else None
+        alpha, keep = self._weigh(state, ids)
+        g = inner_products(delta, theta, names, candidates).masked_fill_(keep.unsqueeze(-1), 0)  # (n, L, N)
+        for some in _portions(ids, body, heads):  # retained layers take no step
+            rows = _head_rows(ids[some], len(names))  # (n, L)
+            sent = ~keep[some]
+            to_body, to_heads = hypernetwork_gradient(body.rows(ids[some]), heads.rows(rows.flatten()), g[some])
+            if not sent.all():
+                to_heads = {name: x[sent.flatten()] for name, x in to_heads.items()}
+            self._optimizer.ascend(body, to_body, ids[some])
+            self._optimizer.ascend(heads, to_heads, rows[sent])
+        self._write(state, ids, candidates, alpha, keep, delta)
+        if peers:
+            chosen = refresh(peers, ids, delta, names, self.refresh)  # (n, m + 1)
+            for i, row in zip(ids.tolist(), chosen, strict=True):
+                changed = row != peers.candidates[i]
+                if changed.any():
+                    replace_columns(heads, _head_rows(torch.tensor([i]), len(names))[0], changed)
+            peers.candidates[ids] = chosen
         return state
 
     def inspect(self, state: Clients) -> dict[str, Tensor]:
-        """Return the aggregation weights of all clients: α `(N, L, N)`."""
-        return {"alpha": hypernetwork(state.body.value, state.heads.value)}
+        """Return the aggregation weights of all clients: α `(N, L, N)`, or `(N, L, m + 1)` and the candidates."""
+        alpha = hypernetwork(state.body.value, state.heads.value)
+        return {"alpha": alpha, "candidates": state.peers.candidates.clone()} if state.peers else {"alpha": alpha}
+
+    def _weigh(self, state: Clients, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return α_i, all on oneself in the retained layers, and which layers those are: `(n, L, N)`, `(n, L)`."""
+        layers = len(_names(state.theta))
+        parts = [
+            hypernetwork(state.body.rows(ids[some]), state.heads.rows(_head_rows(ids[some], layers).flatten()))
+            for some in _portions(ids, state.body, state.heads)
+        ]
+        alpha = torch.cat(parts)
+        own = torch.zeros_like(ids) if state.peers else ids
+        keep = retained(alpha, own, self.retain)  # (n, L)
+        if not self.retain:
+            return alpha, keep
+        alone = functional.one_hot(own, alpha.shape[-1]).to(alpha).unsqueeze(1)  # (n, 1, N)
+        return torch.where(keep.unsqueeze(-1), alone, alpha), keep
+
+    def _write(
+        self, state: Clients, ids: Tensor, candidates: Tensor | None, alpha: Tensor, keep: Tensor, delta: Layers
+    ) -> None:
+        """Write the clients' new models, θ̄_i + Δθ_i, into the bank, all from the models before the round."""
+        names = _names(state.theta)
+        for key, rows in state.theta.items():
+            width = WIDTH if candidates is None else rows.shape[1]
+            for there, change in zip(rows.split(width, 1), delta[key].split(width, 1), strict=True):
+                received = aggregate(alpha, {key: there}, names, self.sources, candidates)[key]
+                if self.retain:
+                    kept = keep[:, names.index(layer_of(key))]  # (n,)
+                    received[kept] = there[ids[kept]]
+                there.index_copy_(0, ids, received.add_(change))
 
     @property
     def _optimizer(self) -> Optimizer:
         return Optimizer(self.hyper_optimizer, self.hyper_lr)
+
+
+def _names(theta: Layers) -> tuple[str, ...]:
+    """Return the layers, in the model's order."""
+    return tuple(key for key in theta if not kind_of(key))
+
+
+def _portions(ids: Tensor, body: Trained, heads: Trained) -> list[slice]:
+    """Return the clients in portions whose hypernetworks lie in the processor's cache while they are worked on."""
+    numbers = sum(x.numel() for x in (*body.value.values(), *heads.value.values())) // len(body.steps)
+    count = max(1, PORTION // numbers)
+    return [slice(start, start + count) for start in range(0, len(ids), count)]
+
+
+def _product(weights: Tensor, rows: Tensor) -> Tensor:
+    """Return `weights @ rows`; a thin product is summed up in blocks of rows, in the order in which they lie in memory.
+
+    A matrix library would gather columns from all rows first, which takes longer than the product itself.
+    """
+    if len(weights) > BLOCK or len(rows) <= BLOCK:
+        return weights @ rows
+    product = torch.empty(len(weights), rows.shape[1], dtype=rows.dtype)
+    for out, columns in zip(product.split(WIDTH, 1), rows.split(WIDTH, 1), strict=True):
+        first, *rest = zip(weights.split(BLOCK, 1), columns.split(BLOCK), strict=True)
+        torch.mm(*first, out=out)
+        for weight, block in rest:
+            out.addmm_(weight, block)
+    return product
+
+
+def _inner(delta: Tensor, rows: Tensor) -> Tensor:
+    """Return `delta @ rows.T`; long thin rows are multiplied piece by piece, each while it lies in the cache."""
+    if len(delta) > BLOCK or rows.shape[1] < 2 * PIECE:
+        return delta @ rows.T
+    whole = rows.shape[1] - rows.shape[1] % PIECE
+    pieces = delta[:, :whole].unflatten(1, (-1, PIECE)).transpose(0, 1)  # (pieces, n, PIECE)
+    products = [
+        torch.bmm(pieces, block[:, :whole].unflatten(1, (-1, PIECE)).permute(1, 2, 0)).sum(0)
+        for block in rows.split(BLOCK)
+    ]
+    return torch.cat(products, 1).addmm_(delta[:, whole:], rows[:, whole:].T)
+
+
+def _inner_of(candidates: Tensor, delta: Tensor, rows: Tensor) -> Tensor:
+    """Return <delta_i, rows_j> for the candidates j of each client i, gathering a piece of their rows at a time."""
+    products = torch.zeros(candidates.shape, dtype=rows.dtype)
+    for piece, columns in zip(delta.split(GATHERED, 1), rows.split(GATHERED, 1), strict=True):
+        for product, own, who in zip(products, piece, candidates, strict=True):
+            product.addmv_(columns.index_select(0, who), own)
+    return products
 
 
 def _head_rows(ids: Tensor, layers: int) -> Tensor:

@@ -1,0 +1,128 @@
+"""Whom a client learns from if it does not learn from everybody: itself and `m` candidates.
+
+With all N clients as candidates, pFedLA's heads hold N weights for each of N clients and a round reads all models. With
+m candidates both grow linearly in N. Candidates are the clients whose updates resemble the client's own, judged by
+sketches: short random projections, in which inner products are kept on average (Charikar, Chen & Farach-Colton, ICALP
+2002). A sketch takes 4 kB a client, and no projection matrix is ever stored.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pfedla import storage
+from pfedla.layers import Layers
+from pfedla.optimizer import Trained
+from pfedla.randomness import numpy_stream, stream
+
+__all__ = ["Peers", "choose", "first_peers", "one_square", "refresh", "replace_columns", "sketch"]
+
+SKETCH = 1024  # numbers
+PIECE = 2**6  # sketch lengths of an update that are projected at once
+EXPLORED = 5  # one in so many candidates is drawn at random
+
+
+class Peers(NamedTuple):
+    """Every client's candidates, and what they are chosen by."""
+
+    candidates: Tensor  # (N, m + 1) int64: in column 0 the client itself, in the others its peers
+    sketches: Tensor  # (N, SKETCH): the mean of its updates' sketches over about one period of refreshing
+    rounds: Tensor  # (N,) int64: how often each client took part
+    seed: Tensor  # () int64: behind the projection and the random candidates
+
+
+def first_peers(n: int, m: int, rng: torch.Generator) -> Peers:
+    """Return random candidates for each of `n` clients: all models are equal as yet."""
+    seed = torch.randint(2**31, (), generator=rng)
+    draw = numpy_stream(int(seed), "candidates")
+    others = np.stack([draw.choice(n - 1, m, replace=False, shuffle=False) for _ in range(n)])  # (n, m)
+    own = np.arange(n)[:, None]
+    candidates = np.concatenate([own, np.sort(others + (others >= own))], axis=1)
+    return Peers(torch.from_numpy(candidates), storage.zeros((n, SKETCH)), torch.zeros(n, dtype=torch.int64), seed)
+
+
+def sketch(delta: Layers, names: tuple[str, ...], seed: int) -> Tensor:
+    """Return short vectors `(n, SKETCH)` whose inner products are those of the updates, up to a few hundredths.
+
+    Every layer is scaled to length 1 first, so that each has one voice: inner products are sums of the layers' cosines.
+    Number k of a layer goes with a random sign to place k modulo SKETCH: numbers that meet there cancel on average.
+    """
+    total = torch.zeros(len(delta[names[0]]), SKETCH)
+    for name in names:
+        rows, signs = delta[name], stream(seed, "signs", name)
+        length = rows.norm(dim=1, keepdim=True)
+        part = torch.zeros_like(total)
+        for piece in rows.split(PIECE * SKETCH, dim=1):
+            sign = torch.randint(2, (piece.shape[1],), generator=signs, dtype=torch.int8) * 2 - 1
+            signed = functional.pad(piece * sign, (0, -piece.shape[1] % SKETCH))
+            part += signed.unflatten(1, (-1, SKETCH)).sum(1)
+        total += torch.where(length > 0, part / length, 0.0)
+    return total
+
+
+def choose(i: int, current: Tensor, similar: Tensor, took_part: Tensor, seed: int, t: int) -> Tensor:
+    """Return client i's next candidates, `(m + 1,)`: those that stay keep their column.
+
+    Most are the clients most similar to it, `similar (N,)`; the rest is drawn at random, so that a client whose early
+    updates misled can still be found. Clients that never took part hold the common initialisation: they come last.
+    """
+    n, m = len(similar), len(current) - 1
+    chance = torch.rand(n, generator=stream(seed, "chance", i, t))
+    last = torch.where(took_part, 0.0, 10.0)  # similarities and chances lie within [-1, 1]
+    last[i] = torch.inf
+    nearest = (similar - last).topk(m - m // EXPLORED).indices
+    last[nearest] = torch.inf
+    chosen = torch.cat([nearest, (chance - last).topk(m // EXPLORED).indices])
+    stays = torch.isin(current, chosen)
+    stays[0] = True
+    new = chosen[~torch.isin(chosen, current)].sort().values
+    return current.masked_scatter(~stays, new)
+
+
+def refresh(peers: Peers, ids: Tensor, delta: Layers, names: tuple[str, ...], every: int) -> Tensor:
+    """Take this round's updates into the sketches; return the new candidates of the clients `ids`: `(n, m + 1)`.
+
+    A client's candidates are chosen anew in the first round it takes part in, and in each `every`-th after it.
+    """
+    seed = int(peers.seed)
+    peers.rounds[ids] += 1
+    share = 1 / peers.rounds[ids].clamp(max=every).unsqueeze(1)  # (n, 1)
+    peers.sketches[ids] = peers.sketches[ids].lerp(sketch(delta, names, seed), share)
+    candidates = peers.candidates[ids]
+    due = ((peers.rounds[ids] - 1) % every == 0).nonzero().flatten()
+    if len(due):
+        similar = functional.normalize(peers.sketches[ids[due]]) @ functional.normalize(peers.sketches).T  # (due, N)
+        for row, near in zip(due.tolist(), similar, strict=True):
+            i = int(ids[row])
+            candidates[row] = choose(i, candidates[row], near, peers.rounds > 0, seed, int(peers.rounds[i]))
+    return candidates
+
+
+def replace_columns(heads: Trained, rows: Tensor, changed: Tensor) -> None:
+    """Start a client's heads `rows` afresh in the columns of new peers, `changed (m + 1,)`, in place.
+
+    A new column is the mean of the peers' columns before it, so that the newcomer's weight starts as an average peer's
+    (the geometric mean of theirs), neither praised nor blamed for its predecessor; Adam remembers nothing of it.
+    """
+    for name, value in heads.value.items():
+        mine = value[rows]
+        mine[..., changed] = mine[..., 1:].mean(-1, keepdim=True)
+        value[rows] = mine
+        for moments in (heads.first, heads.second):
+            if name in moments:
+                mine = moments[name][rows]
+                mine[..., changed] = 0
+                moments[name][rows] = mine
+
+
+def one_square(alpha: np.ndarray, candidates: np.ndarray) -> np.ndarray:
+    """Return weights on candidates, `(..., N, L, m + 1)`, as weights on everybody: `(..., N, L, N)`, 0 elsewhere."""
+    square = np.zeros((*alpha.shape[:-1], alpha.shape[-3]), alpha.dtype)
+    columns = np.broadcast_to(candidates[..., :, None, :], alpha.shape)
+    np.put_along_axis(square, columns, alpha, axis=-1)
+    return square

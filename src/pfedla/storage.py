@@ -1,0 +1,88 @@
+"""Where rows of clients lie: in memory, or in files that are mapped into it.
+
+Inside `with mapped(directory):` the tensors made here are files on disk. They are used as any tensor: the operating
+system reads the rows that are touched, and lets go of them when memory is needed. N models may then exceed it.
+
+The files have no name once they are mapped: their space is free again when the process ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pfedla.errors import RunError
+
+__all__ = ["is_mapped", "mapped", "repeat", "stack", "zeros"]
+
+PIECE = 2**22  # bytes written at once
+
+_directory: ContextVar[Path | None] = ContextVar("directory", default=None)
+
+
+@contextmanager
+def mapped(directory: Path | None) -> Iterator[None]:
+    """Let tensors made inside be files in `directory`; in memory as ever if it is None."""
+    token = _directory.set(directory)
+    try:
+        yield
+    finally:
+        _directory.reset(token)
+
+
+def zeros(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return zeros; on disk they take space, but nothing is written."""
+    return stack((), shape, dtype)
+
+
+def repeat(row: Tensor, n: int) -> Tensor:
+    """Return `n` copies of a row `(1, numbers)`."""
+    step = max(1, PIECE // max(1, row.numel() * row.element_size()))
+    pieces = (row.expand(min(step, n - start), -1) for start in range(0, n, step))
+    return stack(pieces, (n, row.shape[1]), row.dtype)
+
+
+def stack(pieces: Iterable[Tensor], shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return pieces of rows one after another, in a tensor of this shape; what they leave over is zero."""
+    directory, start = _directory.get(), 0
+    if directory is None or not math.prod(shape):
+        tensor = torch.zeros(*shape, dtype=dtype)
+        for piece in pieces:
+            tensor[start : start + len(piece)] = piece
+            start += len(piece)
+        return tensor
+    size = math.prod(shape) * dtype.itemsize
+    try:
+        with tempfile.NamedTemporaryFile(suffix=".rows", dir=directory) as file:
+            _reserve(file.fileno(), size, directory)
+            for piece in pieces:  # written, not mapped: these pages never count as this process's
+                file.write(piece.contiguous().numpy().data)
+            file.flush()
+            return torch.from_file(file.name, shared=True, size=math.prod(shape), dtype=dtype).view(*shape)
+    except OSError as error:
+        raise RunError(f"cannot keep {size / 1e9:.3g} GB in {directory}: {error.strerror}") from None
+
+
+def is_mapped(tensor: Tensor) -> bool:
+    """Say whether a tensor was made inside `mapped`."""
+    return tensor.untyped_storage().filename is not None
+
+
+def _reserve(handle: int, size: int, directory: Path) -> None:
+    """Make sure of the space now: a mapped file on a full disk would end the process at some later write."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(handle, 0, size)
+        return
+    if shutil.disk_usage(directory).free < size:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.ftruncate(handle, size)

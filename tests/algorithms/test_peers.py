@@ -1,0 +1,241 @@
+"""pFedLA with few candidates: the same equations, state of linear size, and candidates that resemble their client."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pfedla
+from pfedla.algorithms import HeurPFedLA, PFedLA
+from pfedla.algorithms.peers import SKETCH, Peers, choose, first_peers, one_square, refresh, sketch
+from pfedla.algorithms.pfedla import Clients, aggregate, inner_products
+from pfedla.errors import ConfigError
+from pfedla.layers import Layers
+from pfedla.training import Training
+from pfedla.wire import Payload
+
+N, NAMES = 6, ("a", "b")
+SIZES = {"a": 6, "b": 3, "b#stats": 4}
+
+Same = Callable[..., None]
+
+
+def draw(rows: int, seed: int) -> Layers:
+    generator = torch.Generator().manual_seed(seed)
+    return {key: torch.randn(rows, size, generator=generator) for key, size in SIZES.items()}
+
+
+def started(algorithm: PFedLA, n: int = N) -> Clients:
+    state = algorithm.init(draw(1, 0), n, torch.Generator().manual_seed(0))
+    return state._replace(theta=draw(n, 1))
+
+
+def upload_of(delta: Layers) -> Payload:
+    rows = len(delta["a"])
+    return Payload.of(delta, torch.ones(rows, len(NAMES), dtype=torch.bool), NAMES, torch.ones(rows, dtype=torch.int64))
+
+
+# ---- the equations
+
+
+def test_equations_on_candidates_are_those_on_everybody() -> None:
+    theta, delta = draw(N, 1), draw(3, 2)
+    alpha = torch.rand(3, 2, N, generator=torch.Generator().manual_seed(3)).softmax(-1)
+    candidates = torch.stack([torch.randperm(N, generator=torch.Generator().manual_seed(i)) for i in range(3)])
+    columns = candidates[:, None].expand_as(alpha)
+    mixed = aggregate(alpha.gather(2, columns), theta, NAMES, {"b#stats": "a"}, candidates)
+    for key, rows in aggregate(alpha, theta, NAMES, {"b#stats": "a"}).items():
+        torch.testing.assert_close(mixed[key], rows)
+    g = inner_products(delta, theta, NAMES, candidates)
+    torch.testing.assert_close(g, inner_products(delta, theta, NAMES).gather(2, columns))
+
+
+@pytest.mark.parametrize("retain", [0, 1])
+def test_a_round_with_everybody_as_candidate_is_the_exact_method(retain: int) -> None:
+    """The sparse equations, given all N columns in the order of the clients' own candidates."""
+    exact, ids = PFedLA(retain=retain), torch.tensor([4, 0, 3])
+    dense = started(exact)
+    sparse = copy.deepcopy(dense)
+    order = torch.stack([torch.tensor([i, *(j for j in range(N) if j != i)]) for i in range(N)])  # oneself first
+    columns = order.repeat_interleave(len(NAMES), 0)  # (N L, N)
+    heads = sparse.heads.value
+    heads["bias"] = heads["bias"].gather(1, columns)
+    heads["weight"] = heads["weight"].gather(2, columns[:, None].expand_as(heads["weight"]))
+    peers = first_peers(N, N - 1, torch.Generator())._replace(candidates=order)
+    sparse = sparse._replace(peers=peers)
+    for t in range(3):
+        upload = upload_of(draw(3, 10 + t))
+        got, wanted = exact.download(sparse, ids), exact.download(dense, ids)
+        assert torch.equal(got.sent, wanted.sent)
+        for key, rows in wanted.layers.items():
+            torch.testing.assert_close(got.layers[key], rows, equal_nan=True)
+        sparse, dense = exact.update(sparse, ids, upload), exact.update(dense, ids, upload)
+    for key, rows in dense.theta.items():
+        torch.testing.assert_close(sparse.theta[key], rows, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(sparse.heads.value["bias"], dense.heads.value["bias"].gather(1, columns))
+
+
+@pytest.mark.parametrize("peers", [0, N - 1, N, 99])
+def test_as_many_peers_as_clients_are_the_exact_method_to_the_bit(peers: int, same: Same) -> None:
+    one, other = started(PFedLA(peers=peers)), started(PFedLA())
+    same(one, other)
+    ids, upload = torch.tensor([1, 5]), upload_of(draw(2, 3))
+    same(PFedLA(peers=peers).update(one, ids, upload), PFedLA().update(other, ids, upload))
+
+
+def test_state_grows_linearly() -> None:
+    def numbers(n: int) -> int:
+        state = PFedLA(peers=3).init(draw(1, 0), n, torch.Generator())
+        return sum(x.numel() for x in (*state.heads.value.values(), *state.heads.first.values(), *state.peers[:3]))
+
+    assert numbers(40) == 2 * numbers(20)
+
+
+# ---- sketches
+
+
+def test_a_sketch_keeps_cosines() -> None:
+    generator = torch.Generator().manual_seed(0)
+    common = torch.randn(1, 70_000, generator=generator)
+    rows = torch.cat([common + s * torch.randn(1, 70_000, generator=generator) for s in (0.1, 0.5, 1, 3)])
+    found, wanted = (x @ x.T for x in (sketch({"a": rows}, ("a",), 7), nn.functional.normalize(rows)))
+    assert (found - wanted).abs().max() < 0.15  # five standard deviations, 1 / sqrt(1024) each
+    assert found[0, 1] > found[0, 2] > found[0, 3]
+
+
+def test_every_layer_has_one_voice_in_a_sketch() -> None:
+    delta = draw(2, 1)
+    scaled = {key: rows * (1000 if key == "a" else 1) for key, rows in delta.items()}
+    torch.testing.assert_close(sketch(delta, NAMES, 0), sketch(scaled, NAMES, 0))
+    assert torch.equal(sketch(delta, NAMES, 0), sketch(delta, NAMES, 0))
+    assert not torch.equal(sketch(delta, NAMES, 0), sketch(delta, NAMES, 1))
+
+
+def test_an_update_of_nothing_has_a_sketch_of_nothing() -> None:
+    assert torch.equal(sketch({"a": torch.zeros(2, 5)}, ("a",), 0), torch.zeros(2, SKETCH))
+
+
+# ---- the choice
+
+
+def check(candidates: Tensor) -> None:
+    assert torch.equal(candidates[:, 0], torch.arange(len(candidates)))
+    for row in candidates.tolist():
+        assert len(set(row)) == len(row)
+        assert all(0 <= j < len(candidates) for j in row)
+
+
+@pytest.mark.parametrize(("n", "m"), [(3, 1), (7, 2), (7, 5), (200, 20)])
+def test_first_candidates_are_oneself_and_others(n: int, m: int) -> None:
+    peers = first_peers(n, m, torch.Generator().manual_seed(0))
+    assert peers.candidates.shape == (n, m + 1)
+    check(peers.candidates)
+    assert torch.equal(peers.candidates, first_peers(n, m, torch.Generator().manual_seed(0)).candidates)
+
+
+def test_the_nearest_that_took_part_are_chosen_and_those_that_stay_keep_their_column() -> None:
+    similar = torch.tensor([0.1, 0.9, 1.0, -0.5, 0.8, 0.99])
+    took_part = torch.tensor([True, True, True, True, True, False])
+    chosen = choose(2, torch.tensor([2, 3, 4, 0]), similar, took_part, seed=0, t=1)
+    assert chosen.tolist() == [2, 1, 4, 0]
+    everybody_else = choose(2, torch.tensor([2, 3, 4, 0, 1]), similar, took_part & False, seed=0, t=1)
+    assert 2 not in everybody_else[1:]
+
+
+def test_some_candidates_are_drawn_at_random() -> None:
+    similar, took_part = torch.linspace(1, 0, 100), torch.ones(100, dtype=torch.bool)
+    first = torch.arange(11)
+    one, other = (choose(0, first, similar, took_part, 0, t) for t in (1, 2))
+    assert not torch.equal(one, other)
+    for chosen in (one, other):
+        assert set(range(9)) <= set(chosen.tolist())  # the eight nearest, and itself
+        assert len(set(chosen.tolist())) == 11
+
+
+def test_candidates_are_chosen_in_the_first_round_of_a_client_and_then_after_every_few() -> None:
+    peers, ids = first_peers(N, 2, torch.Generator()), torch.tensor([0, 1, 2, 3])
+    strange, changes = torch.tensor([[0, 4, 5], [1, 4, 5], [2, 4, 5], [3, 4, 5]]), []
+    for t in range(7):
+        peers.candidates[ids] = strange  # two that never took part: they are left as soon as may be
+        changes.append(not torch.equal(refresh(peers, ids, draw(4, t), NAMES, 3), strange))
+    assert changes == [True, False, False, True, False, False, True]
+    assert peers.rounds.tolist() == [7, 7, 7, 7, 0, 0]
+
+
+@pytest.mark.parametrize("rule", ["adam", "sgd"])
+def test_a_new_peer_starts_with_the_mean_logit_and_without_memory(rule: Any) -> None:
+    algorithm, ids = PFedLA(peers=3, refresh=1, hyper_optimizer=rule, hyper_lr=1e-3), torch.arange(N)
+    state = started(algorithm)
+    for t in range(4):
+        before = copy.deepcopy(state)
+        assert isinstance(before.peers, Peers)
+        still = algorithm.__class__(peers=3, refresh=1000, hyper_optimizer=rule, hyper_lr=1e-3)
+        before.peers.rounds.fill_(1)  # not due
+        stepped = still.update(before, ids, upload_of(draw(N, t)))
+        state = algorithm.update(state, ids, upload_of(draw(N, t)))
+        assert isinstance(state.peers, Peers)
+        assert isinstance(stepped.peers, Peers)
+        check(state.peers.candidates)
+        changed = state.peers.candidates != stepped.peers.candidates  # (N, m + 1)
+        assert changed.any()
+        logits = [algorithm.inspect(s)["alpha"].log() for s in (stepped, state)]  # up to a constant a row
+        for i in range(N):
+            old, new = logits[0][i] - logits[0][i, :, :1], logits[1][i] - logits[1][i, :, :1]  # (L, m + 1)
+            torch.testing.assert_close(new[:, ~changed[i]], old[:, ~changed[i]], rtol=1e-4, atol=1e-5)
+            mean = old[:, 1:].mean(1, keepdim=True).expand(-1, int(changed[i].sum()))
+            torch.testing.assert_close(new[:, changed[i]], mean, rtol=1e-4, atol=1e-5)
+            for moments in (state.heads.first, state.heads.second):
+                for x in moments.values():
+                    assert (x.unflatten(0, (N, -1))[i][..., changed[i]] == 0).all()
+
+
+def test_weights_on_candidates_are_spread_over_everybody() -> None:
+    alpha = np.random.default_rng(0).random((2, 4, 3, 2))
+    candidates = np.array([[[0, 2], [1, 0], [2, 3], [3, 1]], [[0, 1], [1, 2], [2, 0], [3, 0]]])
+    square = one_square(alpha, candidates)
+    assert square.shape == (2, 4, 3, 4)
+    assert np.array_equal(square[1, 2, :, [2, 0]], alpha[1, 2].T)
+    assert square[0, 0, :, [1, 3]].sum() == 0
+
+
+def groups(seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return twelve clients in three groups, each with its own rule from inputs to labels."""
+    rng = np.random.default_rng(seed)
+    clients = []
+    for client in range(12):
+        y = rng.integers(0, 3, 60)
+        x = 2 * np.eye(3)[y] + 0.7 * rng.normal(size=(60, 3))
+        clients.append((x.astype(np.float32), np.roll(np.arange(3), client // 4)[y]))
+    return clients
+
+
+def test_clients_find_those_of_their_kind() -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    training = Training(local_epochs=2, batch_size=16, lr=0.05)
+    algorithm = PFedLA(peers=4, refresh=5)
+    result = pfedla.run(algorithm, make, groups(0), 20, training=training, eval_every=20, workers=0)
+    candidates = result.inspected["candidates"][-1]  # (12, 5)
+    assert result.inspected["alpha"].shape == (1, 12, 2, 5)
+    friends = (candidates[:, 1:] // 4 == np.arange(12)[:, None] // 4).sum(1)
+    assert friends.mean() > 2.5  # of three; by chance it were 1.1
+    assert result.alpha is not None
+    assert result.alpha.shape == (1, 12, 2, 12)
+    np.testing.assert_allclose(result.alpha.sum(-1), 1, rtol=1e-5)
+
+
+# ---- settings
+
+
+def test_settings_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"algorithm\.peers = -1 must be at least 1, or 0 for everybody"):
+        PFedLA(peers=-1)
+    with pytest.raises(ConfigError, match=r"algorithm\.refresh = 0 must be at least 1"):
+        HeurPFedLA(peers=3, refresh=0)

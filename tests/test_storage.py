@@ -1,0 +1,168 @@
+"""Rows on disk are rows: the same numbers, little memory, and a refusal where there is no room."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pfedla.algorithm import Algorithm
+from pfedla.algorithms import PFedLA
+from pfedla.checkpoint import load_tensors, restore, save_tensors, tensors_of
+from pfedla.config import Run
+from pfedla.errors import RunError
+from pfedla.fleet import Setting
+from pfedla.rundirectory import RunDirectory
+from pfedla.simulation import Progress, Result, simulate
+from pfedla.storage import is_mapped, mapped, repeat, stack, zeros
+from pfedla.training import Samples
+
+FACTS = {"algorithm": "a", "dataset": "d", "clients": 4, "rounds": 4, "seed": 0}
+
+Same = Callable[..., None]
+
+
+def test_rows_on_disk_are_the_rows_in_memory_and_leave_no_file(tmp_path: Path, same: Same) -> None:
+    row, pieces = torch.rand(1, 5), [torch.rand(2, 3), torch.rand(1, 3)]
+
+    def make() -> tuple[torch.Tensor, ...]:
+        return (
+            repeat(row, 7),
+            stack(iter(pieces), (4, 3)),
+            zeros((2, 3), torch.int64),
+            repeat(row.double()[:, :0], 3),
+            zeros((0, 2)),
+        )
+
+    with mapped(tmp_path):
+        on_disk = make()
+    same(on_disk, make())
+    assert [is_mapped(x) for x in on_disk] == [True, True, True, False, False]
+    assert not any(is_mapped(x) for x in make())
+    assert list(tmp_path.iterdir()) == []
+    on_disk[0][3] = 9
+    assert on_disk[0][3].tolist() == [9] * 5
+    assert torch.equal(on_disk[0][2:3], row)
+
+
+def test_a_place_where_nothing_can_be_written_is_named(tmp_path: Path) -> None:
+    with mapped(tmp_path / "missing"), pytest.raises(RunError, match=r"cannot keep .* GB in .*missing: No such file"):
+        zeros((3,))
+
+
+def test_too_little_space_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with mapped(tmp_path), pytest.raises(RunError, match=r"cannot keep 4e\+06 GB in .*(No space left|too large)"):
+        zeros((10**9, 10**6))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_way_to_reserve_space_the_free_space_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("os.posix_fallocate", raising=False)
+    with mapped(tmp_path), pytest.raises(RunError, match="No space left"):
+        zeros((10**9, 10**6))
+    with mapped(tmp_path):
+        assert zeros((3,)).tolist() == [0, 0, 0]
+
+
+def test_a_state_on_disk_is_restored_in_place(setting: Callable[..., Setting], tmp_path: Path, same: Same) -> None:
+    made = setting(PFedLA())
+    theta = made.spec.read(made.template)
+    saved = made.algorithm.init(theta, 5, torch.Generator().manual_seed(1))
+    save_tensors(tmp_path / "state.safetensors", saved)
+    with mapped(tmp_path):
+        state = made.algorithm.init(theta, 5, torch.Generator().manual_seed(2))
+    places = {key: x.data_ptr() for key, x in tensors_of(state) if is_mapped(x)}
+    assert {"theta/conv", "heads/value/weight", "heads/first/weight", "body/second/weight1"} <= set(places)
+    restored = restore(state, load_tensors(tmp_path / "state.safetensors"))
+    same(restored, saved)
+    assert places == {key: x.data_ptr() for key, x in tensors_of(restored) if key in places}
+
+
+# ---- whole runs
+
+
+@pytest.fixture
+def play(setting: Callable[..., Setting], data: Callable[..., list[Samples]]) -> Callable[..., Result]:
+    def run(algorithm: Algorithm[Any], directory: RunDirectory | None = None, watch: Any = None, **run: Any) -> Result:
+        settings = Run(**{"rounds": 4, "participants": 3, "eval_every": 2, "workers": 0, **run})
+        return simulate(setting(algorithm), data(4), data(4, seed=9), settings, FACTS, directory, watch)
+
+    return run
+
+
+def test_a_run_on_disk_is_a_run_in_memory(
+    algorithm: Algorithm[Any], play: Callable[..., Result], same: Same, tmp_path: Path
+) -> None:
+    directory = RunDirectory.create(tmp_path / "run", "")
+    expected = play(algorithm)
+    for found in (play(algorithm, directory, storage="disk"), play(algorithm, storage="disk")):
+        same(found.personalized, expected.personalized)
+        assert [r["clients"] for r in found.history] == [r["clients"] for r in expected.history]
+        assert all(is_mapped(rows) for rows in found.personalized.values())
+    assert sorted(path.name for path in directory.path.iterdir()) == ["config.toml", "metrics.jsonl"]
+
+
+def test_a_run_on_disk_goes_on_after_ctrl_c(play: Callable[..., Result], same: Same, tmp_path: Path) -> None:
+    def stop(progress: Progress) -> None:
+        if progress.t == 2:
+            raise KeyboardInterrupt
+
+    directory = RunDirectory.create(tmp_path / "run", "")
+    with pytest.raises(KeyboardInterrupt):
+        play(PFedLA(), directory, stop, storage="disk")
+    found = play(PFedLA(), directory, storage="disk")
+    same(found.personalized, play(PFedLA()).personalized)
+
+
+RESIDENT = """
+import sys
+from pathlib import Path
+
+import torch
+
+from pfedla.algorithms import PFedLA
+from pfedla.storage import mapped
+from pfedla.wire import Payload
+
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
+
+
+def play(clients):
+    before = resident()
+    with mapped(Path(sys.argv[1])):
+        state = algorithm.init({"a": torch.ones(1, numbers)}, clients, torch.Generator())
+    made = resident()
+    algorithm.download(state, ids)
+    algorithm.update(state, ids, upload)
+    after = resident()
+    return before, made, after, float(state.theta["a"].sum(dtype=torch.float64)), resident()
+
+
+torch.set_num_threads(1)
+numbers, ids = 250_000, torch.tensor([3, 1])
+algorithm = PFedLA(peers=3, embedding=4, hidden=4)
+upload = Payload.of({"a": torch.ones(2, numbers)}, torch.ones(2, 1, dtype=torch.bool), ("a",))
+play(6)  # brings the code to memory
+print(*play(200))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_only_the_rows_of_participants_and_candidates_come_to_memory(tmp_path: Path) -> None:
+    answer = subprocess.run(
+        [sys.executable, "-c", RESIDENT, str(tmp_path)], capture_output=True, text=True, check=True
+    ).stdout
+    before, made, updated, total, read = map(float, answer.split())
+    assert made - before < 50  # a bank of 200 MB
+    assert updated - made < 50  # 8 rows of 1 MB, and a few copies of the two clients'
+    assert total == 200 * 250_000 + 2 * 250_000
+    assert read - updated > 100  # this measure can tell: now every row was read
