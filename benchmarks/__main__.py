@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks import checkpoint, evaluation, memory, peers, server, startup, tables, training
-from benchmarks.measuring import Row
+from benchmarks.measuring import Bystanders, Row
 from pfedla.fleet import available_workers
 
 BENCHMARKS: dict[str, Callable[[bool], list[Row]]] = {
@@ -39,9 +39,10 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     results = tables.load(options.json) if options.json else {}
     for name in options.names or USUAL:
-        start = time.perf_counter()
+        start, bystanders = time.perf_counter(), Bystanders()
         rows = BENCHMARKS[name](options.quick)
-        results[name] = {**machine(), "seconds": round(time.perf_counter() - start), "rows": rows}
+        took = {"seconds": round(time.perf_counter() - start), "busy with other work": round(bystanders.share(), 3)}
+        results[name] = {**machine(), **took, "rows": rows}
         tables.show(name, rows)
         if options.json:
             options.json.write_text(json.dumps(results, indent=2) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from pfedla.layers import LayerSpec
 from pfedla.ledger import Ledger
 from pfedla.models import LeNet
 from pfedla.randomness import stream
-from pfedla.rounds import Server, evaluate, participants, run_round
+from pfedla.rounds import Server, evaluate, run_round
 from pfedla.training import Samples, Training
 
 __all__ = ["Federation"]
@@ -35,10 +36,9 @@ class Federation:
         self.server = Server(self.algorithm.init(spec.read(template), work.clients, stream(0, "init")))
         self.ledger = Ledger(spec.names)
 
-    def round(self) -> None:
-        """Run the next round with all clients."""
-        ids = participants(0, self.server.t + 1, self.work.clients, self.work.clients)
-        run_round(self.algorithm, self.server, self.fleet, self.ledger, ids)
+    def round(self, ids: Sequence[int] | None = None) -> None:
+        """Run the next round, with all clients by default."""
+        run_round(self.algorithm, self.server, self.fleet, self.ledger, ids or range(self.work.clients))
 
     def evaluate(self) -> None:
         """Score every client's model."""

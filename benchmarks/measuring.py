@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import re
 import statistics
 import time
@@ -13,7 +14,17 @@ from typing import Any, TypeVar
 
 import torch
 
-__all__ = ["Row", "copy_bandwidth", "fresh", "in_turns", "matmul_rate", "reset_peak", "resident", "seconds"]
+__all__ = [
+    "Bystanders",
+    "Row",
+    "copy_bandwidth",
+    "fresh",
+    "in_turns",
+    "matmul_rate",
+    "reset_peak",
+    "resident",
+    "seconds",
+]
 
 Row = dict[str, str | float | int | None]  # a line of a table: {column: value}
 T = TypeVar("T")
@@ -36,6 +47,25 @@ def fresh(function: Callable[..., T], *arguments: Any) -> T:
     """Call a function in a new process, so that its memory is its own."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
+
+
+class Bystanders:
+    """How busy the cores were with other processes' work, from creation on. Linux only."""
+
+    def __init__(self) -> None:
+        self._start = self._counts()
+
+    def share(self) -> float:
+        """Return the share of the cores' time; children count as other processes until they have ended."""
+        busy, everything, own = (after - before for before, after in zip(self._start, self._counts(), strict=True))
+        return max(0.0, (busy - own) / everything)
+
+    @staticmethod
+    def _counts() -> tuple[float, float, float]:
+        numbers = [int(number) for number in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+        tick = os.sysconf("SC_CLK_TCK")
+        idle = numbers[3] + numbers[4]
+        return (sum(numbers) - idle) / tick, sum(numbers) / tick, sum(os.times()[:4])
 
 
 def resident(what: str = "VmRSS", process: int | str = "self") -> int:

@@ -70,10 +70,15 @@ class Peer:
     """Another simulator: processes that run a round for each line on their input, and then say so."""
 
     def __init__(self, name: str, task: Work, processes: int, *options: str) -> None:
-        python = ENVIRONMENTS / name / "bin" / "python"
-        if not python.exists():
-            raise SystemExit(f"there is no environment for {name}: run `make bench-peers`")
-        command = [python, "-m", f"benchmarks.peer_{name}", str(task.clients), str(task.images), str(task.epochs)]
+        self.name = name
+        command = [
+            interpreter(name),
+            "-m",
+            f"benchmarks.peer_{name}",
+            str(task.clients),
+            str(task.images),
+            str(task.epochs),
+        ]
         ports = [_free_port() for _ in range(processes)]
         one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         environment = {**os.environ, **one_thread, "PYTHONPATH": str(ROOT), "FLWR_TELEMETRY_ENABLED": "0"}
@@ -101,7 +106,7 @@ class Peer:
         for process in self.processes:
             assert process.stdout
             if not any(line.strip() == DONE for line in process.stdout):
-                raise SystemExit(f"{' '.join(map(str, process.args[2:]))} ended early: run it by hand to see why")  # type: ignore[index]
+                raise SystemExit(f"{self.name} ended early; `python -m benchmarks.peer_{self.name} 10 420 1` tells why")
 
     def close(self) -> None:
         """End its processes: the end of their input tells them to."""
@@ -115,11 +120,18 @@ class Peer:
                 process.kill()
 
 
-def version(environment: str, package: str) -> str:
+def interpreter(name: str) -> str:
+    """Return the Python of a peer's environment."""
+    python = ENVIRONMENTS / name / "bin" / "python"
+    if not python.exists():
+        raise SystemExit(f"there is no environment for {name}: run `make bench-peers`")
+    return str(python)
+
+
+def version(name: str, package: str) -> str:
     """Return the version of a package in a peer's environment."""
-    python = ENVIRONMENTS / environment / "bin" / "python"
     program = f"from importlib.metadata import version; print(version({package!r}))"
-    return subprocess.run([python, "-c", program], check=True, capture_output=True, text=True).stdout.strip()  # noqa: S603
+    return subprocess.run([interpreter(name), "-c", program], check=True, capture_output=True, text=True).stdout.strip()  # noqa: S603
 
 
 def _free_port() -> int:

@@ -41,7 +41,10 @@ def write_into(page: Path, results: Mapping[str, Any]) -> None:
         found = results.get(match[1])
         if not found:
             return match[0]
-        where = f"Commit `{found['commit']}`, torch {found['torch']}, {found['cores']} cores."
+        where = (
+            f"Commit `{found['commit']}`, torch {found['torch']}, {found['cores']} cores, "
+            f"{100 * found['busy with other work']:.0f} % of them busy with other work meanwhile."
+        )
         return f"<!-- table: {match[1]} -->\n{markdown(found['rows'])}\n\n{where}\n<!-- end -->"
 
     text = page.read_text()
