@@ -62,18 +62,18 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Return the checked-out commit, with a `+` if files of it were changed."""
+    """Return the checked-out commit, with a `+` if the code was changed since."""
     try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=8", "--exclude=*", "--dirty=+"],  # noqa: S607
-            cwd=Path(__file__).parent,
-            check=True,
-            capture_output=True,
-            text=True,
-        )
+        changed = _git("status", "--porcelain", "--", "src", "benchmarks")
+        return _git("rev-parse", "--short=8", "HEAD") + "+" * bool(changed)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return done.stdout.strip()
+
+
+def _git(*arguments: str) -> str:
+    root = Path(__file__).parent.parent
+    command = ["git", *arguments]
+    return subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout.strip()  # noqa: S603
 
 
 if __name__ == "__main__":
