@@ -2,14 +2,15 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help install demo test check format bench clean
+.PHONY: help install demo test check format bench bench-peers clean
 
 help:
 	@echo "make demo    set up, then compare four methods on the embedded images (runs/demo)"
 	@echo "make test    set up, then run every check that CI runs"
 	@echo "make check   the checks alone: formatting, lint, types, tests"
 	@echo "make format  format and fix what can be fixed"
-	@echo "make bench   speed, as ratios within one run"
+	@echo "make bench   speed and memory, as ratios within one run (docs/benchmarks.md); five minutes"
+	@echo "make bench-peers   set up Flower and pfl under .bench-envs, then compare with them; four minutes after set-up"
 	@echo "make clean   remove the environment and caches (never runs/)"
 
 install: .venv/.installed
@@ -35,8 +36,22 @@ format:
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+BENCH := $(BIN)/python -m benchmarks --json results/benchmarks.json --page docs/benchmarks.md
+
 bench: install
-	$(BIN)/python -m benchmarks.training
+	$(BENCH)
+
+# Each peer in an environment of its own: only torch's version is ours, the rest is what the peer asks for.
+.bench-envs/%/.installed:
+	$(PYTHON) -m venv .bench-envs/$*
+	.bench-envs/$*/bin/python -m pip install --quiet $(PEER) "$$(grep ^torch== constraints.txt)"
+	touch $@
+
+.bench-envs/flower/.installed: PEER = 'flwr[simulation]'
+.bench-envs/pfl/.installed: PEER = pfl
+
+bench-peers: install .bench-envs/flower/.installed .bench-envs/pfl/.installed
+	$(BENCH) peers
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .bench-envs .mypy_cache .ruff_cache .pytest_cache .hypothesis

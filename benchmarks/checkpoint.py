@@ -1,0 +1,56 @@
+"""Writing and reading the server's whole state, against writing and reading as many plain bytes.
+
+pFedLA's state for LeNet with batch norm: models, hypernetworks and Adam's moments. Neither waits for the disk
+(no fsync), both go to a temporary folder. Reading maps a file from the system's cache and adds up all its numbers.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.measuring import Row, in_turns
+from benchmarks.server import lenet, state_for
+from pfedla.checkpoint import load_tensors, restore, save_tensors, tensors_of
+
+__all__ = ["measure"]
+
+
+def measure(quick: bool) -> list[Row]:
+    """Return a line for each number of clients."""
+    return [_measure(n, 1 if quick else 3) for n in ((4,) if quick else (10, 100))]
+
+
+def _measure(n: int, repeats: int) -> Row:
+    _, state = state_for(lenet(), n)
+    size = sum(tensor.nbytes for _, tensor in tensors_of(state))
+    plain = np.ones(size, dtype=np.uint8)
+    with tempfile.TemporaryDirectory() as folder:
+        ours, theirs = Path(folder, "state.safetensors"), Path(folder, "plain")
+
+        def read() -> float:
+            return sum(float(tensor.sum()) for _, tensor in tensors_of(restore(state, load_tensors(ours))))
+
+        def read_plain() -> float:
+            return float(torch.from_file(str(theirs), size=size // 4).sum())
+
+        took = in_turns(
+            {
+                "write": lambda: save_tensors(ours, state),
+                "plain write": lambda: plain.tofile(theirs),
+                "read": read,
+                "plain read": read_plain,
+            },
+            repeats,
+        )
+    return {
+        "clients": n,
+        "MB": round(size / 1e6, 1),
+        "write, s": round(took["write"], 3),
+        "read, s": round(took["read"], 3),
+        "write to plain bytes": round(took["write"] / took["plain write"], 2),
+        "read to plain bytes": round(took["read"] / took["plain read"], 2),
+    }

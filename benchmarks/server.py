@@ -1,0 +1,171 @@
+"""The server's part of a round: pFedLA's download and update for 10 of N participants, against a limit.
+
+LeNet with batch norm (121,278 parameters) and a model with ResNet-18's layers (11.2 million). Each size runs in a
+process of its own: its peak is resident memory from download to update, and `state` what was resident before. Groups of
+participants take turns, each warmed up once. "Eq. 6" and "inner products" are the seconds in the functions `aggregate`
+and `inner_products` of `pfedla.algorithms.pfedla`; all other time is the hypernetworks' (and the new rows').
+
+The limit is what the machine could do at best, from two rates measured in the same process with as many threads: F, the
+flops/s of a dense 2048 x 2048 product, and B, the bytes/s that a large copy reads and writes. With n participants,
+P numbers a model, L layers, E numbers an embedding, H hidden units, and R = E + EH + H + HH + H + L(HN + N) numbers a
+hypernetwork:
+
+- products of download: max(2nNP / F, 4NP / B). Eq. 6; the bank of models is read once.
+- products of update: max(4nNP / F, 4NP / B). Eq. 6 again, because update has nothing but the state and the changes,
+  and the inner products; the bank is read once for both.
+- hypernetworks: max(8n(EH + HH + LHN) / F, 28nR / B). Forward in download; forward and backward in update; the
+  participants' rows are read once in download, and in update read and written with both moments of Adam.
+
+The sum is the limit. It counts neither the models sent and received (4nP bytes each) nor the gradients' memory.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import nn
+
+from benchmarks.measuring import Row, copy_bandwidth, fresh, matmul_rate, reset_peak, resident
+from pfedla import PFedLA
+from pfedla.algorithms import pfedla as equations
+from pfedla.layers import LayerSpec
+from pfedla.models import LeNet
+from pfedla.randomness import stream
+from pfedla.wire import Payload
+
+__all__ = ["lenet", "measure", "resnet", "state_for"]
+
+PARTS = {"aggregate": "Eq. 6", "inner_products": "inner products"}
+
+
+def measure(quick: bool) -> list[Row]:
+    """Return a line for each model and number of clients."""
+    if quick:
+        return [fresh(_measure, lenet, 20, 1, 256, 2**20)]
+    sizes = [(lenet, 10, 30), (lenet, 100, 20), (lenet, 1000, 5), (resnet, 20, 5), (resnet, 100, 4)]
+    return [fresh(_measure, model, n, repeats, 2048, 2**29) for model, n, repeats in sizes]
+
+
+def lenet() -> nn.Module:
+    """Return the paper's model for CIFAR-10."""
+    return LeNet((3, 32, 32), 10, batch_norm=True)
+
+
+def resnet() -> nn.Module:
+    """Return the layers of a ResNet-18 for ten classes of small images; the server never calls it."""
+    layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, bias=False), nn.BatchNorm2d(64)]
+    before = 64
+    for width in (64, 128, 256, 512):
+        for _ in range(2):
+            layers += [nn.Conv2d(before, width, 3, bias=False), nn.BatchNorm2d(width)]
+            layers += [nn.Conv2d(width, width, 3, bias=False), nn.BatchNorm2d(width)]
+            if width != before:
+                layers += [nn.Conv2d(before, width, 1, bias=False), nn.BatchNorm2d(width)]
+            before = width
+    return nn.Sequential(*layers, nn.Linear(512, 10))
+
+
+def state_for(model: nn.Module, n: int) -> tuple[PFedLA, Any]:
+    """Return pFedLA for a model, and its state before the first round of `n` clients."""
+    spec = LayerSpec.of(model)
+    algorithm = PFedLA().for_model(spec)
+    return algorithm, algorithm.init(spec.read(model), n, stream(0, "init"))
+
+
+@contextmanager
+def timed(module: Any, names: dict[str, str]) -> Iterator[dict[str, float]]:
+    """Add up the seconds spent in functions of a module."""
+    spent = dict.fromkeys(names.values(), 0.0)
+
+    def clocked(function: Callable[..., Any], part: str) -> Callable[..., Any]:
+        @wraps(function)
+        def call(*arguments: Any, **options: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return function(*arguments, **options)
+            finally:
+                spent[part] += time.perf_counter() - start
+
+        return call
+
+    with ExitStack() as stack:
+        for name, part in names.items():
+            stack.enter_context(patch.object(module, name, clocked(getattr(module, name), part)))
+        yield spent
+
+
+def _measure(make: Callable[[], nn.Module], n: int, repeats: int, square: int, copied: int) -> Row:
+    rates = [(matmul_rate(square), copy_bandwidth(copied))]
+    model = make()
+    algorithm, state = state_for(model, n)
+    count = min(10, n)
+    groups = torch.arange(n).split(count)[:5]
+    upload = _upload(algorithm.download(state, groups[0]))
+    for ids in groups:
+        state = algorithm.update(state, ids, upload)
+    before = resident() - sum(rows.nbytes for rows in upload.layers.values())
+    reset_peak()
+    rounds = []
+    for turn in range(repeats):
+        ids = groups[turn % len(groups)]
+        with timed(equations, PARTS) as spent:
+            start = time.perf_counter()
+            got = algorithm.download(state, ids)
+            downloaded = time.perf_counter()
+            state = algorithm.update(state, ids, upload)
+            end = time.perf_counter()
+        del got  # a round holds on to it until the update is done
+        rounds.append({"download": downloaded - start, "update": end - downloaded, "both": end - start, **spent})
+    peak = resident("VmHWM")
+    rates.append((matmul_rate(square), copy_bandwidth(copied)))
+    flops, bandwidth = (max(kind) for kind in zip(*rates, strict=True))
+    took = {part: statistics.median(turn[part] for turn in rounds) for part in rounds[0]}
+    limit = limits(algorithm, LayerSpec.of(model), n, count, flops, bandwidth)
+    return {
+        "model": "LeNet+BN" if make is lenet else "ResNet-18's layers",
+        "clients": n,
+        "download, ms": _ms(took["download"]),
+        "update, ms": _ms(took["update"]),
+        "both, ms": _ms(took["both"]),
+        "Eq. 6, ms": _ms(took["Eq. 6"]),
+        "inner products, ms": _ms(took["inner products"]),
+        "hypernetworks, ms": _ms(took["both"] - took["Eq. 6"] - took["inner products"]),
+        "limit, ms": _ms(sum(limit.values())),
+        **{f"limit of {part}, ms": _ms(value) for part, value in limit.items()},
+        "ratio to limit": round(took["both"] / sum(limit.values()), 2),
+        "state, MB": round(before / 1e6),
+        "peak, MB": round(peak / 1e6),
+        "matmul, Gflop/s": round(flops / 1e9, 1),
+        "copy, GB/s": round(bandwidth / 1e9, 1),
+    }
+
+
+def limits(algorithm: PFedLA, spec: LayerSpec, n: int, count: int, flops: float, bandwidth: float) -> dict[str, float]:
+    """Return the seconds that download and update of `count` of `n` clients take at best, as the module says."""
+    numbers = sum(slots[-1].stop for key, slots in spec.slots.items() if not key.endswith("#counters"))
+    layers, embedding, hidden = len(spec.names), algorithm.embedding, algorithm.hidden
+    product, bank = 2 * count * n * numbers / flops, 4 * n * numbers / bandwidth
+    forward = 2 * count * (embedding * hidden + hidden**2 + layers * hidden * n) / flops
+    row = embedding + embedding * hidden + hidden + hidden**2 + hidden + layers * (hidden * n + n)
+    return {
+        "download": max(product, bank),
+        "update": max(2 * product, bank),
+        "hypernetworks": max(4 * forward, 7 * 4 * count * row / bandwidth),
+    }
+
+
+def _upload(got: Payload) -> Payload:
+    """Return a small change of everything, as clients would send it."""
+    layers = {key: torch.randn(rows.shape, generator=stream(0, key)) * 1e-3 for key, rows in got.layers.items()}
+    return Payload.of(layers, torch.ones_like(got.sent), got.names, torch.full((len(got.sent),), 420))
+
+
+def _ms(value: float) -> float:
+    return float(f"{value * 1e3:.3g}")
