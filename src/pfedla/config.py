@@ -44,6 +44,8 @@ class Run:
     checkpoint_every: int = 20  # rounds between checkpoints; 0 for none but at Ctrl-C
     workers: int = -1  # processes; -1 for one a core, 0 to work in this process
     device: str = "cpu"
+    fleet: Literal["local", "ray"] = "local"  # this machine, or a Ray cluster; never changes the result
+    ray_address: str = ""  # host:port, auto or local; empty for the running cluster, or else a new one here
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""

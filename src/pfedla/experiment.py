@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from pfedla.layers import Groups, LayerSpec
 from pfedla.models import make_model
 from pfedla.rounds import participants as draw_participants
 from pfedla.rundirectory import RunDirectory
-from pfedla.simulation import Result, Watch, check_model, seeded, simulate
+from pfedla.simulation import Result, Watch, check_model, fleet_of, seeded, simulate
 from pfedla.training import Samples, Training
 
 __all__ = ["Federation", "federate", "prepare", "resume", "run", "run_experiment"]
@@ -117,6 +117,7 @@ def run(
     seed: int = 0,
     workers: int | None = None,
     device: str = "cpu",
+    fleet: Literal["local", "ray"] = "local",
     watch: Watch | None = None,
 ) -> Result:
     """Run a federation on your own data and model.
@@ -146,6 +147,8 @@ def run(
         Decides every random number.
     workers
         Processes; one a core by default, 0 to work in this one. The result does not depend on it.
+    fleet
+        Where the clients run: on this machine, or on a Ray cluster (docs/scale.md). The result does not depend on it.
     watch
         Called after every round with a `pfedla.Progress`.
 
@@ -165,6 +168,7 @@ def run(
         eval_every=eval_every,
         workers=-1 if workers is None else workers,
         device=device,
+        fleet=fleet,
     )
     make = (lambda: copy.deepcopy(model)) if isinstance(model, nn.Module) else model
     template = seeded(make, seed)
@@ -205,6 +209,7 @@ def _setting(
         torch.empty(0, device=run.device)
     except RuntimeError as error:
         raise ConfigError(f"run.device = {run.device!r} is not available: {str(error).partition('.')[0]}") from None
+    fleet_of(run)
     setting = Setting(template, spec, algorithm.for_model(spec), training, run.seed, run.device)
     check_model(template, federation.train + federation.test)
     draw_participants(run.seed, 0, len(federation.train), run.participants or len(federation.train))

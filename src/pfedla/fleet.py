@@ -7,7 +7,7 @@ inputs alone, so it is the same to the bit for any number of workers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -118,7 +118,7 @@ class SimulatedFleet:
         """End the worker processes."""
         self._crew.close()
 
-    def __enter__(self) -> SimulatedFleet:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from pfedla.rounds import Server, chunks, evaluate, participants, run_round, uni
 from pfedla.rundirectory import Moment, RunDirectory
 from pfedla.training import Samples
 
-__all__ = ["Progress", "Result", "check_model", "seeded", "simulate"]
+__all__ = ["Progress", "Result", "check_model", "fleet_of", "seeded", "simulate"]
 
 ALPHA_RECORDS, ALPHA_BYTES = 200, 64 * 2**20  # what is watched over the rounds is thinned to this
 
@@ -85,7 +85,7 @@ def simulate(
     evaluated = _every(run.rounds, run.eval_every)
     workers = None if run.workers < 0 else run.workers
     participants(run.seed, 0, n, count)  # refuses a bad count before any work
-    with SimulatedFleet(setting, train, test, workers) as fleet:
+    with fleet_of(run)(setting, train, test, workers) as fleet:
         theta = spec.read(setting.template)
         server = Server(algorithm.init(theta, n, stream(run.seed, "init")))
         ledger, history, watched = Ledger(spec.names), list[dict[str, Any]](), _Watched(evaluated)
@@ -134,6 +134,17 @@ def simulate(
     passes = int(examples[ledger.arrays()["client"]].sum()) * setting.training.local_epochs
     summary = {**facts, **_summary(history, ledger, elapsed, passes)}
     return Result(summary, history, watched.arrays(), ledger, spec, setting.template, personalized)
+
+
+def fleet_of(run: Run) -> Callable[..., SimulatedFleet]:
+    """Return what makes the fleet that a run asks for; refuse one whose extra is not installed."""
+    if run.fleet == "local":
+        return SimulatedFleet
+    try:
+        from pfedla.ray import RayFleet
+    except ImportError as error:
+        raise ConfigError(f"run.fleet = {run.fleet!r}: {error}") from None
+    return partial(RayFleet, address=run.ray_address)
 
 
 def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
