@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,6 @@ from pfedla.experiment import run_experiment
 from pfedla.fleet import Setting, SimulatedFleet
 from pfedla.layers import Layers, LayerSpec
 from pfedla.ledger import Ledger
-from pfedla.models import MLP
 from pfedla.rounds import Server, evaluate, run_round
 from pfedla.simulation import simulate
 from pfedla.training import Samples, Task, Training
@@ -38,7 +38,10 @@ CLIENTS, IDS = 5, [0, 1, 2, 3, 4]
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    """Run a local Ray of two CPUs, whose workers are sent the classes of this file."""
+    """Run a local Ray of two CPUs, whose workers are sent the classes of this file.
+
+    No test here may fork workers: a process with Ray's threads can lock up in its forks.
+    """
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
@@ -98,19 +101,19 @@ class Telling(FedAvg):
     """A method whose clients tell the process that works for them, and its threads."""
 
     def enroll(self, theta: Layers) -> Layers:
-        return {**theta, "fc1#told": torch.zeros(1, 2)}
+        return {**theta, "fc#told": torch.zeros(1, 2)}
 
     def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
         kept, upload = super().train(own, got, task)
-        return {**kept, "fc1#told": torch.tensor([[os.getpid(), torch.get_num_threads()]]).float()}, upload
+        return {**kept, "fc#told": torch.tensor([[os.getpid(), torch.get_num_threads()]]).float()}, upload
 
 
-def world(algorithm: Any, module: nn.Module | None = None, **training: Any) -> tuple[Setting, list[Samples]]:
+def world(algorithm: Any, make: Callable[[], nn.Module] = Careless, **training: Any) -> tuple[Setting, list[Samples]]:
     """Return a setting and clients' samples."""
     rng = np.random.default_rng(0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
-        template = module or MLP((2, 6, 6), 3)
+        template = make()
     spec = LayerSpec.of(template)
     how = Training(**{"local_epochs": 2, "batch_size": 4, "lr": 0.05, **training})
     made = Setting(template, spec, algorithm.for_model(spec), how, 3)
@@ -125,12 +128,11 @@ def download(setting: Setting) -> Payload:
 
 def test_the_result_is_that_of_one_machine_to_the_bit(same: Callable[..., None]) -> None:
     outcomes = []
-    for kind in (SimulatedFleet, RayFleet):
-        made, samples = world(PFedLA(), Careless())
+    for kind, workers in ((SimulatedFleet, 0), (RayFleet, 2)):
+        made, samples = world(PFedLA())
         algorithm = made.algorithm
         server = Server(algorithm.init(made.spec.read(made.template), CLIENTS, torch.Generator().manual_seed(1)))
-        with kind(made, samples, samples, 2) as fleet:
-            assert fleet.workers == 2
+        with kind(made, samples, samples, workers) as fleet:
             for ids in (IDS, [1, 3], IDS):
                 run_round(algorithm, server, fleet, Ledger(made.spec.names), ids)
             scores = evaluate(algorithm, server.state, fleet, CLIENTS, server.t)
@@ -140,24 +142,13 @@ def test_the_result_is_that_of_one_machine_to_the_bit(same: Callable[..., None])
     assert np.array_equal(outcomes[0][3], outcomes[1][3])
 
 
-def test_workers_are_one_a_cpu_with_one_thread_each() -> None:
-    made, samples = world(Telling())
-    with RayFleet(made, samples, samples) as fleet:
-        assert fleet.workers == 2
-        fleet.train(IDS, download(made), 1)
-        fleet.commit()
-        told = fleet.own["fc1#told"]
-    assert len(set(told[:, 0].tolist()) | {os.getpid()}) == 3
-    assert told[:, 1].tolist() == [1] * CLIENTS
-
-
 def test_a_job_whose_worker_is_killed_is_done_again(
     tmp_path: Path, same: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
     uploads = []
-    for algorithm in (Killed(once=str(tmp_path / "killed")), FedAvg()):
+    for algorithm, kind, workers in ((FedAvg(), SimulatedFleet, 0), (Killed(str(tmp_path / "killed")), RayFleet, 1)):
         made, samples = world(algorithm)
-        with RayFleet(made, samples, samples) as fleet:
+        with kind(made, samples, samples, workers) as fleet:
             uploads.append(fleet.train(IDS, download(made), 1)[1].layers)
     assert (tmp_path / "killed").exists()
     same(uploads[0], uploads[1])
@@ -166,15 +157,24 @@ def test_a_job_whose_worker_is_killed_is_done_again(
     assert "done again" in record.message
 
 
-def test_workers_killed_between_rounds_are_replaced(
+def test_workers_are_one_a_cpu_with_one_thread_and_replaced_if_killed_between_rounds(
     same: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
     made, samples = world(Telling())
+    processes: set[int] = set()
     with RayFleet(made, samples, samples) as fleet:
-        before = fleet.train(IDS, download(made), 1)[1].layers
-        fleet.commit()
-        for process in set(fleet.own["fc1#told"][:, 0].int().tolist()):
-            os.kill(process, signal.SIGKILL)
+        assert fleet.workers == 2
+        deadline = time.monotonic() + 60
+        while len(processes) < 2:  # the one that starts first may do all the work of the first rounds
+            assert time.monotonic() < deadline
+            before = fleet.train(IDS, download(made), 1)[1].layers
+            fleet.commit()
+            process, threads = fleet.own["fc#told"].int().unbind(1)
+            processes.update(process.tolist())
+            assert threads.tolist() == [1] * CLIENTS
+        assert os.getpid() not in processes
+        for number in processes:
+            os.kill(number, signal.SIGKILL)
         after = fleet.train(IDS, download(made), 1)[1].layers
     same(before, after)
     assert len(caplog.records) == 2
@@ -184,14 +184,14 @@ def test_a_job_that_kills_two_workers_ends_the_run_and_names_the_client() -> Non
     made, samples = world(Killed())
     message = r"a worker died while it worked for client 2 in round 1\. Ray says: .*second one to die over this job"
     with pytest.raises(RunError, match=message):
-        simulate(made, samples, samples, Run(rounds=1, fleet="ray"), {})
+        simulate(made, samples, samples, Run(rounds=1, workers=1, fleet="ray"), {})
 
 
 def test_a_clients_mistake_reads_as_with_workers_on_this_machine(same: Callable[..., None]) -> None:
     made, samples = world(Faulty())
     texts = []
-    for kind in (SimulatedFleet, RayFleet):
-        with kind(made, samples, samples, 2) as fleet:
+    for kind, workers in ((SimulatedFleet, 0), (RayFleet, 1)):
+        with kind(made, samples, samples, workers) as fleet:
             before = fleet.train(IDS, download(made), 1)[1].layers
             with pytest.raises(RunError) as caught:
                 fleet.train(IDS, download(made), 2)
@@ -199,12 +199,6 @@ def test_a_clients_mistake_reads_as_with_workers_on_this_machine(same: Callable[
         texts.append(str(caught.value))
     assert texts[0] == texts[1]
     assert texts[0].startswith("client 1 failed in round 2:")
-
-
-def test_a_clients_divergence_is_reported_without_a_traceback() -> None:
-    made, samples = world(FedAvg(), lr=1e30)
-    with pytest.raises(RunError, match=r"^training diverged at client \d in round 1"):
-        simulate(made, samples, samples, Run(rounds=1, fleet="ray"), {})
 
 
 @dataclass(frozen=True)
@@ -222,7 +216,7 @@ class Homesick(FedAvg):
 def test_a_method_that_a_node_does_not_know_is_reported() -> None:
     made, samples = world(Homesick(home=os.getpid()))
     with (
-        RayFleet(made, samples, samples) as fleet,
+        RayFleet(made, samples, samples, workers=1) as fleet,
         pytest.raises(RunError, match=r"No module named 'home'.*Every node needs"),
     ):
         fleet.train(IDS, download(made), 1)
@@ -264,8 +258,8 @@ TINY: dict[str, dict[str, Any]] = {
 
 def test_a_configuration_chooses_the_cluster(same: Callable[..., None]) -> None:
     results = []
-    for fleet in ("local", "ray"):
-        tables = {**TINY, "run": {**TINY["run"], "fleet": fleet}}
+    for fleet, workers in (("local", 0), ("ray", 1)):
+        tables = {**TINY, "run": {**TINY["run"], "fleet": fleet, "workers": workers}}
         results.append(run_experiment(Experiment.from_tables(tables)))
     same(results[0].personalized, results[1].personalized)
     for one, other in zip(results[0].history, results[1].history, strict=True):

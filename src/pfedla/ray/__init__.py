@@ -137,7 +137,9 @@ class Actors:
     def _replace(self, hand: _Hand, error: RayError, waiting: deque[Job], deaths: Counter[int | None]) -> None:
         """Put a new worker in the place of one that died; its jobs go back to the head of the queue."""
         job = hand.jobs[0][1] if hand.jobs else None
-        doing = f"while it worked for client {job.client} in round {job.t}" if job else "while it started"
+        doing = "while it had no job" if hand.seen else "while it started"
+        if job:
+            doing = f"while it worked for client {job.client} in round {job.t}"
         text = f"a worker died {doing}. {_reason(error)}"
         if job or not hand.seen:
             deaths[job.client if job else None] += 1
