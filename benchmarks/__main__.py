@@ -13,20 +13,22 @@ from typing import Any
 
 import torch
 
-from benchmarks import checkpoint, evaluation, memory, peers, server, startup, tables, training
+from benchmarks import checkpoint, cluster, evaluation, memory, peers, server, startup, tables, training, tricks
 from benchmarks.measuring import Bystanders, Row
 from pfedla.fleet import available_workers
 
 BENCHMARKS: dict[str, Callable[[bool], list[Row]]] = {
     "training": training.measure,
+    "tricks": tricks.measure,
     "server": server.measure,
     "evaluation": evaluation.measure,
     "startup": startup.measure,
     "memory": memory.measure,
     "checkpoint": checkpoint.measure,
+    "cluster": cluster.measure,
     "peers": peers.measure,
 }
-USUAL = [name for name in BENCHMARKS if name != "peers"]  # these need environments of their own
+USUAL = [name for name in BENCHMARKS if name not in ("cluster", "peers")]  # these need more to be installed
 
 
 def main(arguments: list[str] | None = None) -> None:

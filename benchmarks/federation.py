@@ -23,7 +23,14 @@ __all__ = ["Federation"]
 class Federation:
     """A whole simulation of ours; a round is download, training, upload and update."""
 
-    def __init__(self, work: Work, algorithm: Algorithm[Any], workers: int | None = None, test_images: int = 0) -> None:
+    def __init__(
+        self,
+        work: Work,
+        algorithm: Algorithm[Any],
+        workers: int | None = None,
+        test_images: int = 0,
+        fleet: type[SimulatedFleet] = SimulatedFleet,
+    ) -> None:
         torch.manual_seed(0)
         template = LeNet(work.shape, work.classes, batch_norm=work.batch_norm)
         spec = LayerSpec.of(template)
@@ -32,7 +39,7 @@ class Federation:
         training = Training(local_epochs=work.epochs, batch_size=work.batch, lr=work.lr)
         train = [Samples(*work.arrays(client)) for client in range(work.clients)]
         test = [Samples(*work.arrays(client, test_images)) for client in range(work.clients)] if test_images else train
-        self.fleet = SimulatedFleet(Setting(template, spec, self.algorithm, training, seed=0), train, test, workers)
+        self.fleet = fleet(Setting(template, spec, self.algorithm, training, seed=0), train, test, workers)
         self.server = Server(self.algorithm.init(spec.read(template), work.clients, stream(0, "init")))
         self.ledger = Ledger(spec.names)
 

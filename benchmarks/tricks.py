@@ -1,18 +1,14 @@
 """What each trick of the training loop is worth: the time without it over the time with it, on one core.
 
 The work is one client's: 420 images of 3x32x32, LeNet with batch norm, mini-batches of 32. Variants take turns, and
-their medians are compared. `python -m benchmarks.tricks` prints the table, `--json` one object; `--compile` adds
-torch.compile, whose compilation takes half a minute.
+their medians are compared.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
-import json
 import multiprocessing
 import statistics
-import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
@@ -21,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchmarks.measuring import Row, in_turns, seconds
 from pfedla.layers import FlatModel, LayerSpec
 from pfedla.models import LeNet
 from pfedla.randomness import stream
@@ -29,6 +26,9 @@ from pfedla.workers import keep_freed_memory
 
 IMAGES, BATCH, LR, CLASSES = 420, 32, 0.01, 10
 LAST = torch.channels_last
+
+__all__ = ["measure"]
+
 Step = Callable[[], object]
 
 
@@ -102,12 +102,12 @@ class Ours:
         self.module.load_state_dict(self.spec.build(self.module, self.layers).state_dict())
 
 
-def cases(with_compile: bool) -> dict[str, tuple[Step, Step]]:
+def cases() -> dict[str, tuple[Step, Step]]:
     """Return each trick: without it, and with it."""
     ours = Ours()
     order, size = stream(0, "order"), (10, IMAGES)
     permutations = torch.stack([torch.randperm(IMAGES) for _ in range(size[0])])
-    found: dict[str, tuple[Step, Step]] = {
+    return {
         "channels-last": (by_hand(channels_last=False), by_hand()),
         "ReLU after the pooling": (by_hand(ReluFirst), by_hand()),
         "SGD over a list of tensors (foreach)": (by_hand(foreach=False), by_hand(foreach=True)),
@@ -123,10 +123,8 @@ def cases(with_compile: bool) -> dict[str, tuple[Step, Step]]:
             lambda: score_in(ours, BATCH),
             lambda: score(ours.model, ours.layers, [ours.samples]),
         ),
+        "torch.compile": (by_hand(), compiled()),
     }
-    if with_compile:
-        found["torch.compile"] = (by_hand(), compiled())
-    return found
 
 
 @torch.inference_mode()
@@ -148,7 +146,7 @@ def epoch_in_worker(keep: bool) -> float:
         torch.set_num_threads(1)
         if keep:
             keep_freed_memory()
-        connection.send(statistics.median(timed(step) for step in [by_hand()] * 9))
+        connection.send(statistics.median(seconds(step) for step in [by_hand()] * 9))
 
     context: Any = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
@@ -159,50 +157,17 @@ def epoch_in_worker(keep: bool) -> float:
     return taken
 
 
-def timed(step: Step) -> float:
-    """Return the seconds that a step takes."""
-    start = time.perf_counter()
-    step()
-    return time.perf_counter() - start
-
-
-def measure(repeats: int, with_compile: bool) -> list[dict[str, Any]]:
+def measure(quick: bool) -> list[Row]:
     """Return the milliseconds of each trick, without and with it, and their ratio."""
+    before, repeats = torch.get_num_threads(), 1 if quick else 11
     torch.set_num_threads(1)
-    memory = [(epoch_in_worker(False), epoch_in_worker(True)) for _ in range(3)]  # before this process keeps its own
-    keep_freed_memory()
-    rows = []
-    for name, pair in cases(with_compile).items():
-        times: tuple[list[float], list[float]] = [], []
-        first = timed(pair[1])
-        for _ in range(repeats):
-            for step, taken in zip(pair, times, strict=True):
-                taken.append(timed(step))
-        without, with_it = (1000 * statistics.median(taken[1:]) for taken in times)
-        rows.append({"trick": name, "without_ms": without, "with_ms": with_it, "gain": without / with_it})
-        if name == "torch.compile":
-            rows[-1]["compilation_s"] = first
-    without, with_it = (1000 * statistics.median(taken) for taken in zip(*memory, strict=True))
-    rows.append({"trick": "freed memory is kept", "without_ms": without, "with_ms": with_it, "gain": without / with_it})
-    return rows
-
-
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--compile", action="store_true", help="try torch.compile, too")
-    arguments = parser.parse_args()
-    rows = measure(arguments.repeats, arguments.compile)
-    if arguments.json:
-        print(json.dumps(rows))
-        return
-    print(f"{'trick':38}{'without':>10}{'with':>10}  gain")
-    for row in rows:
-        beside = f"  ({row['compilation_s']:.0f} s to compile)" if "compilation_s" in row else ""
-        print(f"{row['trick']:38}{row['without_ms']:7.2f} ms{row['with_ms']:7.2f} ms  {row['gain']:.3f}{beside}")
-
-
-if __name__ == "__main__":
-    main()
+    memory = [(epoch_in_worker(False), epoch_in_worker(True)) for _ in range(1 if quick else 3)]
+    found = {"freed memory is kept": tuple(statistics.median(taken) for taken in zip(*memory, strict=True))}
+    for name, (without, with_it) in cases().items():
+        took = in_turns({"without": without, "with": with_it}, repeats)
+        found[name] = took["without"], took["with"]
+    torch.set_num_threads(before)
+    return [
+        {"trick": name, "without, ms": round(1e3 * a, 2), "with, ms": round(1e3 * b, 2), "gain": round(a / b, 3)}
+        for name, (a, b) in found.items()
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,7 @@ def run(
         federation = federate(experiment, _download_progress(console))
         if federation.note:
             console.print(f"note: {federation.note}", highlight=False, soft_wrap=True)
-        with Live(console) as live:
+        with redirect_stdout(sys.stderr), Live(console) as live:
             live.start(label, experiment.run.rounds)
             if resume:
                 result = resume_run(resume, live, workers=workers, federation=federation)
@@ -238,7 +239,7 @@ def _compare(
     first = int(settings.get("run", {}).get("seed", 0))
     variants = [parse_variant(text) for text in methods]
     try:
-        with Live(console) as live:
+        with redirect_stdout(sys.stderr), Live(console) as live:
 
             def start(label: str, rounds: int) -> Live:
                 live.start(label, rounds)

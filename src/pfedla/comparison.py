@@ -144,5 +144,8 @@ def _refused(experiments: dict[str, Experiment], federation: Federation) -> Iter
 
 def _same(experiment: Experiment, path: Path) -> bool:
     """Say whether the run in `path` has this configuration; where data lies and who works decide nothing."""
-    neutral: Tables = {"run": {"workers": -1}, "data": {"data_dir": "", "download": False}}
+    neutral: Tables = {
+        "run": {"workers": -1, "fleet": "local", "ray_address": ""},
+        "data": {"data_dir": "", "download": False},
+    }
     return Experiment.load(path / CONFIG, neutral).tables() == merge(experiment.tables(), neutral)

@@ -45,6 +45,9 @@ class Run:
     workers: int = -1  # processes; -1 for one a core, 0 to work in this process
     device: str = "cpu"
     storage: Literal["memory", "disk"] = "memory"  # where the clients' models lie; on disk they may exceed memory
+    keep_models: bool = True  # make and write every client's personalized model at the end
+    fleet: Literal["local", "ray"] = "local"  # this machine, or a Ray cluster; never changes the result
+    ray_address: str = ""  # host:port, auto or local; empty for the running cluster, or else a new one here
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""

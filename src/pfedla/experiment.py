@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from pfedla.layers import Groups, LayerSpec
 from pfedla.models import make_model
 from pfedla.rounds import participants as draw_participants
 from pfedla.rundirectory import RunDirectory
-from pfedla.simulation import Result, Watch, check_model, seeded, simulate
+from pfedla.simulation import Result, Watch, check_model, fleet_of, seeded, simulate
 from pfedla.training import Samples, Training
 
 __all__ = ["Federation", "federate", "prepare", "resume", "run", "run_experiment"]
@@ -119,6 +119,7 @@ def run(
     seed: int = 0,
     workers: int | None = None,
     device: str = "cpu",
+    fleet: Literal["local", "ray"] = "local",
     watch: Watch | None = None,
 ) -> Result:
     """Run a federation on your own data and model.
@@ -148,6 +149,8 @@ def run(
         Decides every random number.
     workers
         Processes; one a core by default, 0 to work in this one. The result does not depend on it.
+    fleet
+        Where the clients run: on this machine, or on a Ray cluster (docs/scale.md). The result does not depend on it.
     watch
         Called after every round with a `pfedla.Progress`.
 
@@ -167,6 +170,7 @@ def run(
         eval_every=eval_every,
         workers=-1 if workers is None else workers,
         device=device,
+        fleet=fleet,
     )
     make = (lambda: copy.deepcopy(model)) if isinstance(model, nn.Module) else model
     template = seeded(make, seed)
@@ -207,6 +211,7 @@ def _setting(
         torch.empty(0, device=run.device)
     except RuntimeError as error:
         raise ConfigError(f"run.device = {run.device!r} is not available: {str(error).partition('.')[0]}") from None
+    fleet_of(run)
     setting = Setting(template, spec, algorithm.for_model(spec), training, run.seed, run.device)
     check_model(template, federation.train + federation.test)
     draw_participants(run.seed, 0, len(federation.train), run.participants or len(federation.train))
@@ -231,7 +236,8 @@ def _finish(
     }
     result = simulate(setting, federation.train, federation.test, run, facts, directory, watch)
     if directory:
-        models = ((name, result.model(client).state_dict()) for client, name in enumerate(federation.names))
+        kept = federation.names if run.keep_models else ()
+        models = ((name, result.model(client).state_dict()) for client, name in enumerate(kept))
         directory.finish(result.summary, result.ledger, result.inspected, models)
     return result
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from pfedla.errors import ConfigError, RunError
 from pfedla.jobs import Crew, Data, InProcess, Job, Kind, Setting
 from pfedla.layers import Layers
+from pfedla.storage import repeat
 from pfedla.training import Samples, Score
 from pfedla.wire import Payload
 from pfedla.workers import Processes, available_workers
@@ -70,10 +71,10 @@ class SimulatedFleet:
         self.workers = min(workers, self.size)
         self.trained = torch.zeros(self.size, dtype=torch.bool)
         own = setting.algorithm.enroll(setting.spec.read(setting.template))
-        self.own = {key: row.repeat(self.size, 1) for key, row in own.items()}
         self._staged: dict[int, Layers] = {}
         self._examples = [len(samples) for samples in train]
-        self._crew = self._hire(setting, Data(list(train), list(test)))
+        self._crew = self._hire(setting, Data(list(train), list(test)), own)
+        self.own = {key: repeat(row, self.size) for key, row in own.items()}  # after the forks: workers hold no copy
 
     # ---- the protocol
 
@@ -119,17 +120,17 @@ class SimulatedFleet:
         """End the worker processes."""
         self._crew.close()
 
-    def __enter__(self) -> SimulatedFleet:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _hire(self, setting: Setting, data: Data) -> Crew:
+    def _hire(self, setting: Setting, data: Data, own: Layers) -> Crew:
         """Return who does the clients' work: worker processes, or this one."""
         if not self.workers:
             return InProcess(setting, data)
-        kept = sum(rows[:1].nbytes for rows in self.own.values())
+        kept = sum(row.nbytes for row in own.values())
         model = sum(row.nbytes for row in setting.spec.read(setting.template).values())
         return Processes(setting, data, self.workers, message=kept + model)
 

@@ -77,6 +77,13 @@ class Work:
             text = f"client {job.client} failed in round {job.t}:\n{traceback.format_exc()}"
             raise RunError(text) from error
 
+    def answer(self, job: Job) -> tuple[bool, Any]:
+        """Do a job; return True and its result, or False and what went wrong, to be told in another process."""
+        try:
+            return True, self.do(job)
+        except PfedlaError as error:
+            return False, str(error)
+
     def _do(self, job: Job) -> Any:
         setting, client = self.setting, job.client
         task = Task(self.model, [self.data.train[client]], [client], setting.training, setting.seed, job.t)

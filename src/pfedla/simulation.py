@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from pfedla.rundirectory import Moment, RunDirectory
 from pfedla.storage import mapped, zeros
 from pfedla.training import Samples
 
-__all__ = ["Progress", "Result", "check_model", "seeded", "simulate"]
+__all__ = ["Progress", "Result", "check_model", "fleet_of", "seeded", "simulate"]
 
 ALPHA_RECORDS, ALPHA_BYTES = 200, 64 * 2**20  # what is watched over the rounds is thinned to this
 
@@ -56,7 +56,7 @@ class Result:
     ledger: Ledger
     spec: LayerSpec
     template: nn.Module
-    personalized: Layers  # {entry: (clients, numbers)}
+    personalized: Layers  # {entry: (clients, numbers)}; empty if models are not kept
 
     @cached_property
     def alpha(self) -> np.ndarray | None:
@@ -70,6 +70,8 @@ class Result:
         n = self.summary["clients"]
         if not 0 <= client < n:
             raise ConfigError(f"there is no client {client}: clients are numbered from 0 to {n - 1}")
+        if not self.personalized:
+            raise ConfigError("the models were not kept: set run.keep_models to true")
         return self.spec.build(self.template, self.personalized, client)
 
 
@@ -94,7 +96,7 @@ def simulate(
     participants(run.seed, 0, n, count)  # refuses a bad count before any work
     place = None if run.storage == "memory" else directory.path if directory else Path(tempfile.gettempdir())
     with mapped(place):
-        made = SimulatedFleet(setting, train, test, workers)
+        made = fleet_of(run)(setting, train, test, workers)
     with made as fleet:
         with mapped(place):
             server = Server(algorithm.init(spec.read(setting.template), n, stream(run.seed, "init")))
@@ -132,7 +134,7 @@ def simulate(
                 run_round(algorithm, server, fleet, ledger, ids)
             elapsed = seconds()
             with mapped(place):
-                personalized = _personalized(algorithm, server, fleet, n)
+                personalized = _personalized(algorithm, server, fleet, n) if run.keep_models else {}
         except KeyboardInterrupt:
             if directory:
                 with uninterrupted():
@@ -153,6 +155,17 @@ def _personalized(algorithm: Algorithm[Any], server: Server, fleet: SimulatedFle
                 personalized[key] = zeros((n, some.shape[1]), some.dtype)
             personalized[key][ids.start : ids.stop] = some
     return personalized
+
+
+def fleet_of(run: Run) -> Callable[..., SimulatedFleet]:
+    """Return what makes the fleet that a run asks for; refuse one whose extra is not installed."""
+    if run.fleet == "local":
+        return SimulatedFleet
+    try:
+        from pfedla.ray import RayFleet
+    except ImportError as error:
+        raise ConfigError(f"run.fleet = {run.fleet!r}: {error}") from None
+    return partial(RayFleet, address=run.ray_address)
 
 
 def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:

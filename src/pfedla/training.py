@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -89,9 +90,27 @@ class Samples:
         self._y.share_memory_()
         return self
 
+    def parts(self) -> tuple[np.ndarray, np.ndarray, bool]:
+        """Return its memory as it is, for `of_parts` in another process."""
+        return self._x.numpy(), self._y.numpy(), self._image
+
+    @classmethod
+    def of_parts(cls, x: np.ndarray, y: np.ndarray, image: bool) -> Samples:
+        """Return samples on this memory, without a copy; it may be read-only, for samples are never written."""
+        samples = cls.__new__(cls)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            samples._x, samples._y = torch.from_numpy(x), torch.from_numpy(y)
+        samples._image = image
+        return samples
+
     def take(self, index: Tensor | slice, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a batch for a model whose parameters are `like` this: on its device, in its precision."""
-        x, y = self._x[index].to(like.device), self._y[index].to(like.device)
+        """Return a batch for a model whose parameters are `like` this: on its device, in its precision.
+
+        The batch is a copy: a model may work in place on it.
+        """
+        x, y = self._x[index], self._y[index].to(like.device)
+        x = x.to(like.device, copy=isinstance(index, slice))  # what a tensor picks is a copy already
         if x.dtype == torch.uint8:
             x = x.to(like.dtype).mul_(2 / 255).sub_(1)
         elif x.is_floating_point():

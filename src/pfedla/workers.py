@@ -24,10 +24,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfedla.errors import PfedlaError, RunError
+from pfedla.errors import RunError
 from pfedla.jobs import Data, Job, Setting, Work
 
-__all__ = ["Processes", "available_workers", "keep_freed_memory"]
+__all__ = ["Processes", "available_workers", "convert", "keep_freed_memory"]
 
 START_METHOD = "fork" if sys.platform == "linux" else "spawn"  # forked workers know functions made on the fly
 SLOTS = 2  # a job being done, and the next
@@ -190,7 +190,7 @@ class _Channel:
             start = _aligned(end)
             return _Place(slot, begin, tensor.shape, tensor.dtype)
 
-        self.connection.send(_convert(value, Tensor, place))
+        self.connection.send(convert(value, Tensor, place))
 
     def receive(self, *, copy: bool) -> Any:
         """Return the next message. Without a copy its tensors lie in the slot until that is used again."""
@@ -202,7 +202,7 @@ class _Channel:
             tensor = self._incoming[part.slot, part.start : end].view(part.dtype).view(part.shape)
             return tensor.clone() if copy else tensor
 
-        return _convert(self.connection.recv(), (_Place, np.ndarray), find)
+        return convert(self.connection.recv(), (_Place, np.ndarray), find)
 
 
 def _serve(channel: _Channel, setting: Setting, data: Data, parent: int) -> None:
@@ -220,11 +220,7 @@ def _serve(channel: _Channel, setting: Setting, data: Data, parent: int) -> None
             job: Job = channel.receive(copy=False)
         except (EOFError, OSError):
             return
-        try:
-            answer = True, work.do(job)
-        except PfedlaError as error:
-            answer = False, str(error)
-        channel.send(answer)
+        channel.send(work.answer(job))
 
 
 def keep_freed_memory() -> None:
@@ -244,13 +240,13 @@ def _aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _convert(value: Any, kind: type | tuple[type, ...], to: Callable[[Any], Any]) -> Any:
+def convert(value: Any, kind: type | tuple[type, ...], to: Callable[[Any], Any]) -> Any:
     """Replace what is of a kind in nested tuples and dictionaries."""
     if isinstance(value, kind):
         return to(value)
     if isinstance(value, dict):
-        return {key: _convert(part, kind, to) for key, part in value.items()}
+        return {key: convert(part, kind, to) for key, part in value.items()}
     if isinstance(value, tuple):
-        parts = [_convert(part, kind, to) for part in value]
+        parts = [convert(part, kind, to) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     return value

@@ -1,0 +1,44 @@
+"""Seconds a round on a local Ray cluster, against worker processes on the same cores.
+
+The work is that of `benchmarks.training`, with 10 local epochs, and with 1, where what is sent weighs more. The two
+fleets take turns; medians are compared, and both must end with the same numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from benchmarks.federation import Federation
+from benchmarks.measuring import Row, in_turns
+from benchmarks.work import Work
+from pfedla import PFedLA
+from pfedla.fleet import available_workers
+
+__all__ = ["measure"]
+
+
+def measure(quick: bool) -> list[Row]:
+    """Return a line for each number of local epochs."""
+    from pfedla.ray import RayFleet  # an extra
+
+    rows: list[Row] = []
+    usual = Work(clients=2, images=40) if quick else Work()
+    for epochs, repeats in ((1, 1),) if quick else ((10, 3), (1, 9)):
+        task, workers = replace(usual, epochs=epochs), available_workers()
+        processes = Federation(task, PFedLA(), workers)  # first: a process that runs Ray's threads is not to be forked
+        ray = Federation(task, PFedLA(), workers, fleet=RayFleet)
+        took = in_turns({"processes": processes.round, "ray": ray.round}, repeats)
+        assert all(torch.equal(rows, ray.fleet.own[key]) for key, rows in processes.fleet.own.items())
+        ray.close()
+        processes.close()
+        rows.append(
+            {
+                "local epochs": epochs,
+                "processes, s a round": round(took["processes"], 3),
+                "Ray, s a round": round(took["ray"], 3),
+                "ratio": round(took["ray"] / took["processes"], 3),
+            }
+        )
+    return rows

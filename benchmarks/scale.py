@@ -1,0 +1,189 @@
+"""Rounds of pFedLA with 100, 1,000 and 10,000 clients on one machine: seconds, memory, and accuracy.
+
+`python -m benchmarks.scale --data-dir DIR` runs `experiments/crowd.toml` with these numbers of clients, 100 of them a
+round, each number in a process of its own: with 20 candidates a client and the rows on disk, and, up to 1,000 clients,
+with everybody as candidate and the rows in memory. It writes `results/scale.json` as it goes (what is there is kept)
+and draws `docs/images/scale.png`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import torch
+
+mpl.use("agg")
+from matplotlib import pyplot as plt
+
+from benchmarks.measuring import fresh
+from pfedla.config import Experiment, Tables
+from pfedla.experiment import federate, prepare
+from pfedla.fleet import SimulatedFleet
+from pfedla.ledger import Ledger
+from pfedla.randomness import stream
+from pfedla.rounds import Server, evaluate, participants, run_round
+from pfedla.storage import mapped
+
+ROOT = Path(__file__).parent.parent
+FOUND, FIGURE = ROOT / "results" / "scale.json", ROOT / "docs" / "images" / "scale.png"
+EXACT, FEW = "everybody is a candidate, rows in memory", "20 candidates, rows on disk"
+ROUNDS = {(100, FEW): 20, (1000, FEW): 20, (10_000, FEW): 200, (100, EXACT): 20, (1000, EXACT): 20}
+EVALUATIONS = 5
+
+
+def main() -> None:
+    """Measure what is missing, and draw."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--data-dir", default="", help="where FashionMNIST lies; $PFEDLA_DATA by default")
+    parser.add_argument("--rounds", type=int, help="fewer rounds, for a trial")
+    arguments = parser.parse_args()
+    found: list[dict[str, Any]] = json.loads(FOUND.read_text()) if FOUND.exists() else []
+    for (n, how), rounds in ROUNDS.items():
+        if any((row["clients"], row["how"]) == (n, how) for row in found):
+            continue
+        found.append(fresh(measure, n, how, arguments.rounds or rounds, arguments.data_dir))
+        print(json.dumps({key: value for key, value in found[-1].items() if key != "rounds_s"}))
+        FOUND.write_text(json.dumps(found, indent=1) + "\n")
+    draw(found)
+
+
+def measure(n: int, how: str, rounds: int, data_dir: str) -> dict[str, Any]:
+    """Return what `n` clients take."""
+    peers = 20 if how == FEW else 0
+    changes: Tables = {"data": {"clients": n, "data_dir": data_dir}, "algorithm": {"peers": peers}}
+    experiment = Experiment.load(ROOT / "experiments" / "crowd.toml", changes)
+    started = time.perf_counter()
+    federation = federate(experiment)
+    setting = prepare(experiment, federation)
+    algorithm, seed, count = setting.algorithm, experiment.run.seed, min(n, experiment.run.participants)
+    with watched() as peak, tempfile.TemporaryDirectory() as directory:
+        with mapped(Path(directory) if how == FEW else None):
+            fleet = SimulatedFleet(setting, federation.train, federation.test)
+            state = algorithm.init(setting.spec.read(setting.template), n, stream(seed, "init"))
+        ready = time.perf_counter() - started
+        server, ledger = Server(state), Ledger(setting.spec.names)
+        took, training, accuracy, evaluations = list[float](), list[float](), dict[int, float](), list[float]()
+        clients_train = fleet.train
+
+        def train(*arguments: Any) -> Any:
+            start = time.perf_counter()
+            answer = clients_train(*arguments)
+            training.append(time.perf_counter() - start)
+            return answer
+
+        fleet.train = train  # type: ignore[method-assign,assignment]
+        with fleet:
+            for t in range(rounds + 1):
+                if t % (rounds // EVALUATIONS or 1) == 0:
+                    start = time.perf_counter()
+                    scores = evaluate(algorithm, server.state, fleet, n, t)
+                    evaluations.append(time.perf_counter() - start)
+                    accuracy[t] = round(float(scores.personalized.accuracy.mean()), 4)
+                if t < rounds:
+                    start = time.perf_counter()
+                    run_round(algorithm, server, fleet, ledger, participants(seed, t + 1, n, count))
+                    took.append(time.perf_counter() - start)
+    passes = statistics.mean(len(samples) for samples in federation.train) * count * experiment.training.local_epochs
+    return {
+        "clients": n,
+        "how": how,
+        "participants": count,
+        "passes_a_round": round(passes),
+        "set_up_s": round(ready, 1),
+        "round_s": round(statistics.median(took), 3),
+        "of_it_training_s": round(statistics.median(training), 3),
+        "of_it_server_s": round(statistics.median(a - b for a, b in zip(took, training, strict=True)), 3),
+        "evaluation_of_everybody_s": round(statistics.median(evaluations), 1),
+        "peak_memory_gb": round(peak["Pss"] / 1e9, 2),
+        "peak_memory_without_files_gb": round(peak["Pss_Anon"] / 1e9, 2),
+        "state_gb": round(sum(x.nbytes for x in _tensors(server.state)) / 1e9, 2),
+        "own_gb": round(sum(x.nbytes for x in fleet.own.values()) / 1e9, 2),
+        "accuracy": accuracy,
+        "rounds_s": [round(seconds, 3) for seconds in took],
+    }
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else ():
+        yield from _tensors(part)
+
+
+@contextmanager
+def watched() -> Iterator[dict[str, int]]:
+    """Yield the most memory that this process and its workers took, looked at every two seconds. Linux only.
+
+    Shared pages count once. "Pss" has the pages of mapped files, which the system takes back when it needs them;
+    "Pss_Anon" has not.
+    """
+    peak, done = {"Pss": 0, "Pss_Anon": 0}, threading.Event()
+
+    def look() -> None:
+        while not done.wait(2.0):
+            texts = []
+            children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+            for process in ["self", *children]:
+                try:
+                    texts.append(Path(f"/proc/{process}/smaps_rollup").read_text())
+                except OSError:  # it has ended
+                    continue
+            for what in peak:
+                now = sum(int(kb) * 1024 for text in texts for kb in re.findall(rf"^{what}:\s+(\d+)", text, re.M))
+                peak[what] = max(peak[what], now)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        done.set()
+        thread.join()
+
+
+def draw(found: list[dict[str, Any]]) -> None:
+    """Draw time, memory and accuracy."""
+    figure, (seconds, memory, accuracy) = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
+    for how, colour in ((FEW, "tab:blue"), (EXACT, "tab:orange")):
+        rows = sorted((row for row in found if row["how"] == how), key=lambda row: row["clients"])
+        n = [row["clients"] for row in rows]
+        seconds.plot(n, [row["round_s"] for row in rows], "o-", color=colour, label=f"round: {how}")
+        seconds.plot(
+            n, [row["of_it_server_s"] for row in rows], "s--", color=colour, label="of it the server", alpha=0.6
+        )
+        memory.plot(n, [row["peak_memory_gb"] for row in rows], "o-", color=colour, label=how)
+        if how == FEW:
+            label = "the same without pages of files"
+            without = [row["peak_memory_without_files_gb"] for row in rows]
+            memory.plot(n, without, "s--", color=colour, label=label, alpha=0.6)
+    memory.axhline(8, color="grey", linewidth=0.8, linestyle=":")
+    largest = max((row for row in found if row["how"] == FEW), key=lambda row: row["clients"])
+    curve = {int(t): 100 * value for t, value in largest["accuracy"].items()}
+    accuracy.plot(list(curve), list(curve.values()), "o-", color="tab:blue")
+    accuracy.set(xlabel="round", ylabel="accuracy, %", title=f"Mean accuracy of all {largest['clients']:,} clients")
+    for axis, what in ((seconds, "seconds a round"), (memory, "GB, all processes")):
+        axis.set(xscale="log", yscale="log", xlabel="clients", ylabel=what)
+        axis.legend(fontsize=8)
+    seconds.set_title("Time of a round with 100 participants")
+    memory.set_title("Peak memory")
+    for axis in (seconds, memory, accuracy):
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(FIGURE, dpi=110)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    main()
