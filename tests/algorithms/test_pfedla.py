@@ -252,10 +252,14 @@ def test_the_first_weights_differ_by_client_and_layer_and_the_first_models_are_e
         assert rows.unique(dim=0).shape[0] == 1
 
 
-def test_a_model_of_double_precision_is_mixed() -> None:
-    algorithm, theta = PFedLA(), {"a": torch.ones(1, 3, dtype=torch.float64)}
-    got = algorithm.download(algorithm.init(theta, 2, torch.Generator()), torch.tensor([0, 1]))
-    assert got.layers["a"].dtype == torch.float64
+@pytest.mark.parametrize("peers", [0, 2])
+def test_a_model_of_double_precision_is_mixed_and_updated(peers: int) -> None:
+    algorithm, theta, ids = PFedLA(peers=peers), draw(1, 0), torch.tensor([0, 3])
+    state = algorithm.init({key: row.double() for key, row in theta.items()}, N, torch.Generator())
+    assert algorithm.download(state, ids).layers["a"].dtype == torch.float64
+    state = algorithm.update(state, ids, upload_of({key: row.double() for key, row in draw(2, 1).items()}))
+    torch.testing.assert_close(state.theta["a"][0], (theta["a"] + draw(2, 1)["a"])[0].double())  # all began alike
+    assert state.heads.steps.view(N, -1).sum(1).tolist() == [2, 0, 0, 2, 0]
 
 
 def test_how_much_is_worked_on_at_once_changes_nothing(monkeypatch: pytest.MonkeyPatch, same: Same) -> None:

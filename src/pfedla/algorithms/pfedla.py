@@ -216,7 +216,8 @@ class PFedLA(Algorithm[Clients]):
         names, delta = _names(theta), upload.layers
         candidates = peers.candidates[ids] if peers else None
         alpha, keep = self._weigh(state, ids)
-        g = inner_products(delta, theta, names, candidates).masked_fill_(keep.unsqueeze(-1), 0)  # (n, L, N)
+        g = inner_products(delta, theta, names, candidates).to(alpha)  # (n, L, N)
+        g = g.masked_fill(keep.unsqueeze(-1), 0)
         for some in _portions(ids, body, heads):  # retained layers take no step
             rows = _head_rows(ids[some], len(names))  # (n, L)
             sent = ~keep[some]
