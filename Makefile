@@ -51,7 +51,7 @@ bench: install
 .bench-envs/pfl/.installed: PEER = pfl
 
 bench-peers: install .bench-envs/flower/.installed .bench-envs/pfl/.installed
-	$(BENCH) peers
+	$(BENCH) cluster peers
 
 clean:
 	rm -rf .venv .bench-envs .mypy_cache .ruff_cache .pytest_cache .hypothesis
