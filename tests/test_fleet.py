@@ -143,6 +143,26 @@ def test_messages_without_room_in_shared_memory_go_through_the_pipe(
     same(uploads[0], uploads[1])
 
 
+def test_a_worker_and_the_server_never_wait_for_each_other_to_empty_the_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pfedla.workers.SLOT_BYTES", 0)
+    model, ids = MLP((64,), 2, hidden=4096), list(range(6))  # a megabyte: more than a pipe holds, both ways
+    made = Setting(model, LayerSpec.of(model), FedAvg(), Training(local_epochs=1), seed=0)
+    samples = [Samples(torch.randn(8, 64), torch.arange(8) % 2) for _ in ids]
+
+    def too_long(*_: object) -> None:
+        raise AssertionError("they wait for each other")
+
+    before = signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(30)
+    try:
+        with SimulatedFleet(made, samples, samples, workers=1) as fleet:
+            for t in range(1, 4):
+                assert fleet.train(ids, download(made, ids), t)[0] == ids
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_a_clients_divergence_is_reported_without_a_traceback(setting: Make, data: Data) -> None:
     with pytest.raises(RunError, match=r"^training diverged at client \d in round 1"):
         simulate(setting(FedAvg(), "mlp", lr=1e30), data(2), data(2), Run(rounds=1, workers=1), {})

@@ -70,10 +70,15 @@ class Processes:
                     yield answer
 
     def _hand_out(self, waiting: deque[Job]) -> None:
-        """Give every idle worker a job, then a second one as long as there are enough for all."""
+        """Give every idle worker a job, then a second one as long as there are enough for all.
+
+        A job that would fill the pipe waits until the worker is idle: one that is busy may fill it from the other end.
+        """
         for depth in range(1, SLOTS + 1):
             for hand in self._hands:
-                if len(hand.jobs) < depth and len(waiting) > (0 if depth == 1 else len(self._hands)):
+                if len(hand.jobs) >= depth or len(waiting) <= (0 if depth == 1 else len(self._hands)):
+                    continue
+                if not hand.jobs or hand.channel.has_room(waiting[0]):
                     hand.give(waiting.popleft())
 
     def close(self) -> None:
@@ -95,7 +100,7 @@ class _Worker:
     def _start(self) -> None:
         context: Any = multiprocessing.get_context(START_METHOD)
         ours, theirs = context.Pipe()
-        size = _aligned(min(self._message + 2**16, SLOT_BYTES))
+        size = _aligned(min(4 * self._message + 2**16, SLOT_BYTES))  # some methods send several models
         jobs, answers = (torch.empty(SLOTS, size, dtype=torch.uint8).share_memory_() for _ in range(2))
         self.channel = _Channel(ours, jobs, answers)
         self.process: BaseProcess = context.Process(
@@ -175,6 +180,12 @@ class _Channel:
         self.connection = connection
         self._outgoing, self._incoming = outgoing, incoming  # (SLOTS, bytes) uint8, shared
         self._slot = 0
+
+    def has_room(self, value: Any) -> bool:
+        """Say whether all tensors of a message fit into a slot."""
+        sizes: list[int] = []
+        convert(value, Tensor, lambda tensor: sizes.append(_aligned(tensor.nbytes)))
+        return sum(sizes) <= self._outgoing.shape[1]
 
     def send(self, value: Any) -> None:
         """Send nested tuples and dictionaries: tensors through the slot, as long as there is room, the rest beside."""
