@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -231,6 +232,18 @@ def test_a_number_of_workers_that_the_cluster_has_not_is_refused(workers: int) -
 def test_another_cluster_than_the_one_connected_to_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"ray_address = 'far:6379': this process is connected to .*:\d+"):
         RayFleet(*world(FedAvg()), [], address="far:6379")
+
+
+@pytest.mark.parametrize("variable", [False, True])
+def test_a_cluster_that_does_not_answer_is_refused_at_once(variable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        if variable:
+            monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(ConfigError, match=rf"run.ray_address = '{address}': .*refused"):
+            RayFleet(*world(FedAvg()), [], address="" if variable else address)
 
 
 def test_other_devices_are_refused() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -234,9 +235,13 @@ def _connect(address: str) -> bool:
             raise ConfigError(f"run.ray_address = {address!r}: this process is connected to the cluster at {here}")
         return False
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    address = address or os.environ.get("RAY_ADDRESS", "")
+    host, _, port = address.rpartition(":")
     try:
+        if port.isdecimal() and "/" not in host:
+            socket.create_connection((host, int(port)), timeout=5).close()  # Ray itself would try for minutes
         ray.init(address or None, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise ConfigError(f"run.ray_address = {address!r}: {error}") from error
     return True
 
