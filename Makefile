@@ -51,7 +51,8 @@ bench: install
 .bench-envs/pfl/.installed: PEER = pfl
 
 bench-peers: install .bench-envs/flower/.installed .bench-envs/pfl/.installed
-	$(BENCH) cluster peers
+	$(BENCH) cluster
+	$(BENCH) peers
 
 clean:
 	rm -rf .venv .bench-envs .mypy_cache .ruff_cache .pytest_cache .hypothesis

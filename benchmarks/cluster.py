@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from benchmarks.federation import Federation
-from benchmarks.measuring import Row, in_turns
+from benchmarks.measuring import Row, fresh, in_turns
 from benchmarks.work import Work
 from pfedla import PFedLA
 from pfedla.fleet import available_workers
@@ -20,25 +20,26 @@ __all__ = ["measure"]
 
 
 def measure(quick: bool) -> list[Row]:
-    """Return a line for each number of local epochs."""
+    """Return a line for each number of local epochs, each from a process that has not run Ray before."""
+    usual = Work(clients=2, images=40) if quick else Work()
+    cases = ((1, 1),) if quick else ((10, 3), (1, 9))
+    return [fresh(compare, replace(usual, epochs=epochs), repeats) for epochs, repeats in cases]
+
+
+def compare(task: Work, repeats: int) -> Row:
+    """Return the seconds a round of both, and their ratio."""
     from pfedla.ray import RayFleet  # an extra
 
-    rows: list[Row] = []
-    usual = Work(clients=2, images=40) if quick else Work()
-    for epochs, repeats in ((1, 1),) if quick else ((10, 3), (1, 9)):
-        task, workers = replace(usual, epochs=epochs), available_workers()
-        processes = Federation(task, PFedLA(), workers)  # first: a process that runs Ray's threads is not to be forked
-        ray = Federation(task, PFedLA(), workers, fleet=RayFleet)
-        took = in_turns({"processes": processes.round, "ray": ray.round}, repeats)
-        assert all(torch.equal(rows, ray.fleet.own[key]) for key, rows in processes.fleet.own.items())
-        ray.close()
-        processes.close()
-        rows.append(
-            {
-                "local epochs": epochs,
-                "processes, s a round": round(took["processes"], 3),
-                "Ray, s a round": round(took["ray"], 3),
-                "ratio": round(took["ray"] / took["processes"], 3),
-            }
-        )
-    return rows
+    workers = available_workers()
+    processes = Federation(task, PFedLA(), workers)  # first: a process that runs Ray's threads is not to be forked
+    ray = Federation(task, PFedLA(), workers, fleet=RayFleet)
+    took = in_turns({"processes": processes.round, "ray": ray.round}, repeats)
+    assert all(torch.equal(rows, ray.fleet.own[key]) for key, rows in processes.fleet.own.items())
+    ray.close()
+    processes.close()
+    return {
+        "local epochs": task.epochs,
+        "processes, s a round": round(took["processes"], 3),
+        "Ray, s a round": round(took["ray"], 3),
+        "ratio": round(took["ray"] / took["processes"], 3),
+    }
