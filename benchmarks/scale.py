@@ -39,7 +39,7 @@ from pfedla.storage import mapped
 ROOT = Path(__file__).parent.parent
 FOUND, FIGURE = ROOT / "results" / "scale.json", ROOT / "docs" / "images" / "scale.png"
 EXACT, FEW = "everybody is a candidate, rows in memory", "20 candidates, rows on disk"
-ROUNDS = {(100, FEW): 20, (1000, FEW): 20, (10_000, FEW): 200, (100, EXACT): 20, (1000, EXACT): 20}
+ROUNDS = {(10_000, FEW): 120, (100, FEW): 20, (1000, FEW): 20, (100, EXACT): 20, (1000, EXACT): 20}
 EVALUATIONS = 5
 
 
@@ -59,10 +59,10 @@ def main() -> None:
     draw(found)
 
 
-def measure(n: int, how: str, rounds: int, data_dir: str) -> dict[str, Any]:
+def measure(n: int, how: str, rounds: int, data_dir: str, dataset: str = "fashion-mnist") -> dict[str, Any]:
     """Return what `n` clients take."""
-    peers = 20 if how == FEW else 0
-    changes: Tables = {"data": {"clients": n, "data_dir": data_dir}, "algorithm": {"peers": peers}}
+    data = {"clients": n, "data_dir": data_dir, "dataset": dataset}
+    changes: Tables = {"data": data, "algorithm": {"peers": 20 if how == FEW else 0}}
     experiment = Experiment.load(ROOT / "experiments" / "crowd.toml", changes)
     started = time.perf_counter()
     federation = federate(experiment)

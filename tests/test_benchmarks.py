@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import peers, server, tables, work
+from benchmarks import peers, scale, server, tables, work
 from pfedla import PFedLA
 from pfedla.algorithms import pfedla as equations
 from pfedla.layers import LayerSpec
@@ -99,3 +99,16 @@ def test_tables_of_a_page_are_replaced_by_name(tmp_path: Path) -> None:
         "Commit `c`, torch 2, 2 cores, 1 % of them busy with other work meanwhile.\n<!-- end -->\n"
         "b\n<!-- table: two -->\nkept\n<!-- end -->\n"
     )
+
+
+def test_the_growth_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [scale.measure(60, how, 1, "", "fashion-mnist-10k") for how in (scale.FEW, scale.EXACT)]
+    few, exact = found
+    assert few.keys() == exact.keys()
+    assert few["participants"] == 60
+    assert few["state_gb"] < exact["state_gb"]
+    assert few["accuracy"].keys() == {0, 1}
+    assert few["round_s"] >= few["of_it_training_s"] > 0
+    monkeypatch.setattr(scale, "FIGURE", tmp_path / "scale.png")
+    scale.draw(json.loads(json.dumps(found)))
+    assert (tmp_path / "scale.png").stat().st_size > 10_000

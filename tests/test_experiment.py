@@ -225,6 +225,15 @@ def test_a_run_leaves_what_it_promises(folder: Path, tmp_path: Path) -> None:
     assert torch.equal(model(x), expected)
 
 
+def test_models_need_not_be_kept(folder: Path, tmp_path: Path) -> None:
+    wanted = tables(folder)
+    wanted["run"] = {**wanted.get("run", {}), "keep_models": False}
+    result = run_experiment(Experiment.from_tables(wanted), tmp_path / "run")
+    assert not list((tmp_path / "run" / "models").iterdir())
+    with pytest.raises(ConfigError, match=r"not kept: set run\.keep_models"):
+        result.model(0)
+
+
 def test_the_saved_configuration_repeats_the_run(tmp_path: Path) -> None:
     wanted: Tables = {
         "algorithm": {"name": "heurpfedla"},

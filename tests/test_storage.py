@@ -19,7 +19,7 @@ from pfedla.errors import RunError
 from pfedla.fleet import Setting
 from pfedla.rundirectory import RunDirectory
 from pfedla.simulation import Progress, Result, simulate
-from pfedla.storage import is_mapped, mapped, repeat, stack, zeros
+from pfedla.storage import is_mapped, let_go, mapped, repeat, stack, zeros
 from pfedla.training import Samples
 
 FACTS = {"algorithm": "a", "dataset": "d", "clients": 4, "rounds": 4, "seed": 0}
@@ -48,6 +48,21 @@ def test_rows_on_disk_are_the_rows_in_memory_and_leave_no_file(tmp_path: Path, s
     on_disk[0][3] = 9
     assert on_disk[0][3].tolist() == [9] * 5
     assert torch.equal(on_disk[0][2:3], row)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_rows_that_are_let_go_take_no_memory_and_keep_their_numbers(tmp_path: Path) -> None:
+    def resident() -> int:  # kB
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("RssFile"))
+
+    with mapped(tmp_path):
+        rows = repeat(torch.ones(1, 2**20), 16)  # 64 MB
+    rows.mul_(3)
+    before = resident()
+    let_go()
+    assert resident() < before - 60_000
+    assert rows.sum() == 3 * rows.numel()
 
 
 def test_a_place_where_nothing_can_be_written_is_named(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from pfedla.errors import ConfigError
 from pfedla.fleet import Evaluation, Fleet
 from pfedla.ledger import Ledger
 from pfedla.randomness import numpy_stream
+from pfedla.storage import let_go
 from pfedla.training import Score
 
 __all__ = ["Server", "chunks", "evaluate", "participants", "run_round", "uninterrupted"]
@@ -54,11 +55,15 @@ def run_round(algorithm: Algorithm[Any], server: Server, fleet: Fleet, ledger: L
         server.state = algorithm.update(server.state, torch.tensor(answered), upload)
         server.t = t
         fleet.commit()
+    let_go()
 
 
 def evaluate(algorithm: Algorithm[Any], state: Any, fleet: Fleet, n: int, t: int) -> Evaluation:
     """Score all clients' models as the server would send them now; nothing changes."""
-    parts = [fleet.evaluate(ids, algorithm.download(state, torch.tensor(ids)), t) for ids in chunks(n)]
+    parts = []
+    for ids in chunks(n):
+        parts.append(fleet.evaluate(ids, algorithm.download(state, torch.tensor(ids)), t))
+        let_go()
 
     def join(scores: list[Score]) -> Score:
         return Score(np.concatenate([s.accuracy for s in scores]), np.concatenate([s.loss for s in scores]))

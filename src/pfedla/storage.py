@@ -8,11 +8,14 @@ The files have no name once they are mapped: their space is free again when the 
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import math
 import os
 import shutil
+import sys
 import tempfile
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -23,10 +26,11 @@ from torch import Tensor
 
 from pfedla.errors import RunError
 
-__all__ = ["is_mapped", "mapped", "repeat", "stack", "zeros"]
+__all__ = ["is_mapped", "let_go", "mapped", "repeat", "stack", "zeros"]
 
 PIECE = 2**22  # bytes written at once
 
+_mapped: list[weakref.ref[Tensor]] = []  # what lies in files and is still in use
 _directory: ContextVar[Path | None] = ContextVar("directory", default=None)
 
 
@@ -68,7 +72,9 @@ def stack(pieces: Iterable[Tensor], shape: Sequence[int], dtype: torch.dtype = t
             for piece in pieces:  # written, not mapped: these pages never count as this process's
                 file.write(piece.contiguous().numpy().data)
             file.flush()
-            return torch.from_file(file.name, shared=True, size=math.prod(shape), dtype=dtype).view(*shape)
+            tensor = torch.from_file(file.name, shared=True, size=math.prod(shape), dtype=dtype).view(*shape)
+            _mapped.append(weakref.ref(tensor))
+            return tensor
     except OSError as error:
         raise RunError(f"cannot keep {size / 1e9:.3g} GB in {directory}: {error.strerror}") from None
 
@@ -76,6 +82,21 @@ def stack(pieces: Iterable[Tensor], shape: Sequence[int], dtype: torch.dtype = t
 def is_mapped(tensor: Tensor) -> bool:
     """Say whether a tensor was made inside `mapped`."""
     return tensor.untyped_storage().filename is not None
+
+
+def let_go() -> None:
+    """Give back the memory that rows on disk take in this process; their files keep every change.
+
+    The rows that are touched next come from the system's cache, or from the disk. A no-op where nothing is mapped.
+    """
+    _mapped[:] = [reference for reference in _mapped if reference() is not None]
+    if not _mapped or sys.platform != "linux":
+        return
+    libc, dont_need = ctypes.CDLL(None), 4  # MADV_DONTNEED: of a shared mapping it drops pages and loses nothing
+    for reference in _mapped:
+        if (tensor := reference()) is not None:
+            memory = tensor.untyped_storage()
+            libc.madvise(ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(memory.nbytes()), dont_need)
 
 
 def _reserve(handle: int, size: int, directory: Path) -> None:
