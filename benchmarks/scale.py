@@ -155,32 +155,40 @@ def watched() -> Iterator[dict[str, int]]:
 
 def draw(found: list[dict[str, Any]]) -> None:
     """Draw time, memory and accuracy."""
-    figure, (seconds, memory, accuracy) = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
-    for how, colour in ((FEW, "tab:blue"), (EXACT, "tab:orange")):
-        rows = sorted((row for row in found if row["how"] == how), key=lambda row: row["clients"])
-        n = [row["clients"] for row in rows]
-        seconds.plot(n, [row["round_s"] for row in rows], "o-", color=colour, label=f"round: {how}")
-        seconds.plot(
-            n, [row["of_it_server_s"] for row in rows], "s--", color=colour, label="of it the server", alpha=0.6
-        )
-        memory.plot(n, [row["peak_memory_gb"] for row in rows], "o-", color=colour, label=how)
-        if how == FEW:
-            label = "the same without pages of files"
-            without = [row["peak_memory_without_files_gb"] for row in rows]
-            memory.plot(n, without, "s--", color=colour, label=label, alpha=0.6)
-    memory.axhline(8, color="grey", linewidth=0.8, linestyle=":")
-    largest = max((row for row in found if row["how"] == FEW), key=lambda row: row["clients"])
-    curve = {int(t): 100 * value for t, value in largest["accuracy"].items()}
+    figure, (seconds, memory, accuracy) = plt.subplots(1, 3, figsize=(12, 4.2), layout="constrained")
+    few: list[dict[str, Any]] = []
+    for how, colour in ((EXACT, "tab:orange"), (FEW, "tab:blue")):
+        few = sorted((row for row in found if row["how"] == how), key=lambda row: row["clients"])
+        n = [row["clients"] for row in few]
+        for axis, key, style in (
+            (seconds, "round_s", "o-"),
+            (seconds, "of_it_server_s", "s--"),
+            (memory, "peak_memory_gb", "o-"),
+            (memory, "peak_memory_without_files_gb", "s--"),
+        ):
+            label = how if key == "round_s" else None
+            axis.plot(n, [row[key] for row in few], style, color=colour, label=label, alpha=1 if style == "o-" else 0.6)
+    for axis, what, title, dashed in (
+        (seconds, "seconds", "A round with 100 participants", "dashed: the server's part"),
+        (memory, "GB", "Peak memory, all processes", "dashed: without pages of mapped files"),
+    ):
+        axis.set(xscale="log", yscale="log", xlabel="clients", ylabel=what, title=title)
+        axis.xaxis.set_major_formatter("{x:,.0f}")
+        axis.set_yticks([tick for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10) if tick < 2 * axis.get_ylim()[1]])
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter("")
+        axis.minorticks_off()
+        axis.set_xticks(sorted({row["clients"] for row in found}))
+        axis.text(0.98, 0.03, dashed, transform=axis.transAxes, ha="right", fontsize=9, color="0.3")
+    curve = {int(t): 100 * value for t, value in few[-1]["accuracy"].items()}
     accuracy.plot(list(curve), list(curve.values()), "o-", color="tab:blue")
-    accuracy.set(xlabel="round", ylabel="accuracy, %", title=f"Mean accuracy of all {largest['clients']:,} clients")
-    for axis, what in ((seconds, "seconds a round"), (memory, "GB, all processes")):
-        axis.set(xscale="log", yscale="log", xlabel="clients", ylabel=what)
-        axis.legend(fontsize=8)
-    seconds.set_title("Time of a round with 100 participants")
-    memory.set_title("Peak memory")
+    accuracy.set(
+        xlabel="round", ylabel="%", title=f"Mean accuracy of all {few[-1]['clients']:,} clients", ylim=(0, None)
+    )
     for axis in (seconds, memory, accuracy):
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
     figure.savefig(FIGURE, dpi=110)
     plt.close(figure)
 

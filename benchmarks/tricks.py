@@ -162,6 +162,7 @@ def measure(quick: bool) -> list[Row]:
     torch.set_num_threads(1)
     memory = [(epoch_in_worker(False), epoch_in_worker(True)) for _ in range(1 if quick else 3)]
     found = {"freed memory is kept": tuple(statistics.median(taken) for taken in zip(*memory, strict=True))}
+    keep_freed_memory()  # from here on, as in workers
     for name, (without, with_it) in cases().items():
         took = in_turns({"without": without, "with": with_it}, repeats)
         found[name] = took["without"], took["with"]
