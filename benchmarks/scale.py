@@ -62,12 +62,13 @@ def main() -> None:
 def measure(n: int, how: str, rounds: int, data_dir: str, dataset: str = "fashion-mnist") -> dict[str, Any]:
     """Return what `n` clients take."""
     data = {"clients": n, "data_dir": data_dir, "dataset": dataset}
-    changes: Tables = {"data": data, "algorithm": {"peers": 20 if how == FEW else 0}}
+    run = {"participants": min(n, 100)}
+    changes: Tables = {"data": data, "algorithm": {"peers": 20 if how == FEW else 0}, "run": run}
     experiment = Experiment.load(ROOT / "experiments" / "crowd.toml", changes)
     started = time.perf_counter()
     federation = federate(experiment)
     setting = prepare(experiment, federation)
-    algorithm, seed, count = setting.algorithm, experiment.run.seed, min(n, experiment.run.participants)
+    algorithm, seed, count = setting.algorithm, experiment.run.seed, experiment.run.participants
     with watched() as peak, tempfile.TemporaryDirectory() as directory:
         with mapped(Path(directory) if how == FEW else None):
             fleet = SimulatedFleet(setting, federation.train, federation.test)
@@ -132,7 +133,9 @@ def watched() -> Iterator[dict[str, int]]:
     peak, done = {"Pss": 0, "Pss_Anon": 0}, threading.Event()
 
     def look() -> None:
-        while not done.wait(2.0):
+        ended = False
+        while not ended:
+            ended = done.wait(2.0)  # a last look at the end
             texts = []
             children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
             for process in ["self", *children]:
