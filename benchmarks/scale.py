@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-import torch
 
 mpl.use("agg")
 from matplotlib import pyplot as plt
 
 from benchmarks.measuring import fresh
+from pfedla.checkpoint import tensors_of
 from pfedla.config import Experiment, Tables
 from pfedla.experiment import federate, prepare
 from pfedla.fleet import SimulatedFleet
@@ -109,18 +109,11 @@ def measure(n: int, how: str, rounds: int, data_dir: str, dataset: str = "fashio
         "evaluation_of_everybody_s": round(statistics.median(evaluations), 1),
         "peak_memory_gb": round(peak["Pss"] / 1e9, 2),
         "peak_memory_without_files_gb": round(peak["Pss_Anon"] / 1e9, 2),
-        "state_gb": round(sum(x.nbytes for x in _tensors(server.state)) / 1e9, 2),
+        "state_gb": round(sum(x.nbytes for _, x in tensors_of(server.state)) / 1e9, 2),
         "own_gb": round(sum(x.nbytes for x in fleet.own.values()) / 1e9, 2),
         "accuracy": accuracy,
         "rounds_s": [round(seconds, 3) for seconds in took],
     }
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    for part in value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else ():
-        yield from _tensors(part)
 
 
 @contextmanager

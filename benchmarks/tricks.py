@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchmarks import work
 from benchmarks.measuring import Row, in_turns, seconds
 from pfedla.layers import FlatModel, LayerSpec
 from pfedla.models import LeNet
@@ -32,17 +33,6 @@ __all__ = ["measure"]
 Step = Callable[[], object]
 
 
-class ReluFirst(LeNet):
-    """The network as it is usually written: ReLU before the pooling."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the logits."""
-        x = functional.max_pool2d(self.bn1(self.conv1(x)).relu(), 2)
-        x = functional.max_pool2d(self.bn2(self.conv2(x)).relu(), 2)
-        out: Tensor = self.fc3(self.fc2(self.fc1(x.flatten(1)).relu()).relu())
-        return out
-
-
 def epoch_by_hand(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
     """Train for an epoch as one would write it."""
     model.train()
@@ -52,7 +42,7 @@ def epoch_by_hand(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor,
         optimizer.step()
 
 
-def by_hand(kind: type[LeNet] = LeNet, channels_last: bool = True, **options: bool) -> Step:
+def by_hand(kind: type[nn.Module] = LeNet, channels_last: bool = True, **options: bool) -> Step:
     """Return a step that trains for an epoch by hand."""
     model: nn.Module = kind((3, 32, 32), CLASSES, batch_norm=True)
     x, y = images()
@@ -109,7 +99,7 @@ def cases() -> dict[str, tuple[Step, Step]]:
     permutations = torch.stack([torch.randperm(IMAGES) for _ in range(size[0])])
     return {
         "channels-last": (by_hand(channels_last=False), by_hand()),
-        "ReLU after the pooling": (by_hand(ReluFirst), by_hand()),
+        "ReLU after the pooling": (by_hand(work.LeNet), by_hand()),
         "SGD over a list of tensors (foreach)": (by_hand(foreach=False), by_hand(foreach=True)),
         "fused SGD": (by_hand(foreach=False), by_hand(fused=True)),
         "one flat vector, our loop": (by_hand(), lambda: ours.epoch(ours.samples)),
@@ -141,7 +131,7 @@ def score_in(ours: Ours, batch: int) -> None:
 def epoch_in_worker(keep: bool) -> float:
     """Return the median time of an epoch in a process of its own, as workers are, which keeps freed memory or not."""
 
-    def work(connection: Connection) -> None:
+    def serve(connection: Connection) -> None:
         torch.set_num_threads(1)
         if keep:
             keep_freed_memory()
@@ -149,7 +139,7 @@ def epoch_in_worker(keep: bool) -> float:
 
     context: Any = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
-    process = context.Process(target=work, args=(theirs,))
+    process = context.Process(target=serve, args=(theirs,))
     process.start()
     taken: float = ours.recv()
     process.join()
