@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -32,7 +33,7 @@ from pfedla.wire import Payload
 
 ray = pytest.importorskip("ray")
 
-from pfedla.ray import RayFleet  # noqa: E402
+from pfedla.ray import RayFleet, _Hand  # noqa: E402
 
 CLIENTS, IDS = 5, [0, 1, 2, 3, 4]
 
@@ -154,7 +155,7 @@ def test_a_job_whose_worker_is_killed_is_done_again(
     assert (tmp_path / "killed").exists()
     same(uploads[0], uploads[1])
     (record,) = caplog.records
-    assert "worked for client 2 in round 1" in record.message
+    assert re.search(r"worked for client .*\b2\b.* in round 1", record.message)
     assert "done again" in record.message
 
 
@@ -186,6 +187,27 @@ def test_a_job_that_kills_two_workers_ends_the_run_and_names_the_client() -> Non
     message = r"a worker died while it worked for client 2 in round 1\. Ray says: .*second one to die over this job"
     with pytest.raises(RunError, match=message):
         simulate(made, samples, samples, Run(rounds=1, workers=1, fleet="ray"), {})
+
+
+def test_an_answer_that_is_lost_with_its_worker_does_not_hide_whose_job_it_was(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    take, lost = _Hand.take, []
+
+    def losing(hand: _Hand) -> Any:
+        if not lost and len(hand.jobs) == 2 and hand.jobs[1][1].client == 2:
+            lost.append(hand.jobs[0][1].client)
+            ray.get(hand.jobs[1][0])  # raises: the worker dies over its second job, before the first one's answer came
+        return take(hand)
+
+    monkeypatch.setattr(_Hand, "take", losing)
+    made, samples = world(Killed())
+    with (
+        RayFleet(made, samples, samples, workers=1) as fleet,
+        pytest.raises(RunError, match=r"worked for client 2 in round 1\..*second one to die over this job"),
+    ):
+        fleet.train(IDS, download(made), 1)
+    assert f"worked for client {lost[0]} or 2 in round 1" in caplog.records[0].message
 
 
 def test_a_clients_mistake_reads_as_with_workers_on_this_machine(same: Callable[..., None]) -> None:
@@ -309,4 +331,4 @@ def test_standard_output_holds_json_alone_even_if_a_worker_dies(tmp_path: Path) 
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["rounds"] == 2
-    assert "The job is done again by a new worker" in done.stderr
+    assert "The work is done again by a new worker" in done.stderr

@@ -2,7 +2,8 @@
 
 Workers are actors of one CPU and one torch thread each. Everybody's data is placed in the object store once, and the
 actors of a node read one copy of it. An actor always has its next job at hand while it does one, so it never waits
-for the server. One that dies is replaced and its job done again; a client whose job kills two of them ends the run.
+for the server. One that dies is replaced and its jobs are done again, each alone, since an answer may be lost with it;
+a client whose job kills two of them ends the run.
 
 This is the only place that imports ray, and nothing imports this place unless a cluster is asked for.
 """
@@ -108,7 +109,7 @@ class Actors:
             hand.jobs.clear()  # of work that was broken off; what is under way is thrown away
         waiting, deaths = deque(jobs), Counter[int | None]()
         while True:
-            self._hand_out(waiting)
+            self._hand_out(waiting, deaths)
             if not waiting and not any(hand.jobs for hand in self._hands):
                 return
             expected = {hand.expected: hand for hand in self._hands if hand.expected}
@@ -126,11 +127,16 @@ class Actors:
                 if answer:
                     yield answer
 
-    def _hand_out(self, waiting: deque[Job]) -> None:
-        """Give every idle worker a job, then a second one as long as there are enough for all."""
+    def _hand_out(self, waiting: deque[Job], deaths: Counter[int | None]) -> None:
+        """Give every idle worker a job, then a second one as long as there are enough for all.
+
+        A job that may have killed a worker is given alone: should that happen again, it is known which one it was.
+        """
         for depth in range(1, DEPTH + 1):
             for hand in self._hands:
-                if hand.here and len(hand.jobs) < depth and len(waiting) > (0 if depth == 1 else len(self._hands)):
+                if not hand.here or len(hand.jobs) >= depth or len(waiting) <= (0 if depth == 1 else len(self._hands)):
+                    continue
+                if not hand.jobs or not any(deaths[job.client] for job in (hand.jobs[0][1], waiting[0])):
                     hand.give(waiting.popleft())
 
     def _start(self) -> _Hand:
@@ -138,19 +144,20 @@ class Actors:
 
     def _replace(self, hand: _Hand, error: RayError, waiting: deque[Job], deaths: Counter[int | None]) -> None:
         """Put a new worker in the place of one that died; its jobs go back to the head of the queue."""
-        job = hand.jobs[0][1] if hand.jobs else None
+        jobs = [job for _, job in hand.jobs]
         doing = "while it had no job" if hand.seen else "while it started"
-        if job:
-            doing = f"while it worked for client {job.client} in round {job.t}"
+        if jobs:
+            clients = " or ".join(str(job.client) for job in jobs)  # an answer may have died with it
+            doing = f"while it worked for client {clients} in round {jobs[0].t}"
         text = f"a worker died {doing}. {_reason(error)}"
-        if job or not hand.seen:
-            deaths[job.client if job else None] += 1
+        if jobs or not hand.seen:
+            deaths.update([job.client for job in jobs] or [None])
         if getattr(error, "actor_init_failed", False):
             raise RunError(f"{text}. Every node needs pfedla, and the modules of your own model and method")
         if max(deaths.values(), default=0) > 1:
-            raise RunError(f"{text}. It was the second one to die {'over this job' if job else 'so'}")
-        log.warning("%s. %s by a new worker", text, "The job is done again" if job else "It is replaced")
-        waiting.extendleft(job for _, job in reversed(hand.jobs))
+            raise RunError(f"{text}. It was the second one to die {'over this job' if jobs else 'so'}")
+        log.warning("%s. %s by a new worker", text, "The work is done again" if jobs else "It is replaced")
+        waiting.extendleft(reversed(jobs))
         hand.dismiss()
         self._hands[self._hands.index(hand)] = self._start()
         for other in self._hands:
