@@ -192,7 +192,7 @@ def test_a_job_that_kills_two_workers_ends_the_run_and_names_the_client() -> Non
 def test_an_answer_that_is_lost_with_its_worker_does_not_hide_whose_job_it_was(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    take, lost = _Hand.take, []
+    take, lost = _Hand.take, list[int]()
 
     def losing(hand: _Hand) -> Any:
         if not lost and len(hand.jobs) == 2 and hand.jobs[1][1].client == 2:

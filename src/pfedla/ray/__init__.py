@@ -151,7 +151,8 @@ class Actors:
             doing = f"while it worked for client {clients} in round {jobs[0].t}"
         text = f"a worker died {doing}. {_reason(error)}"
         if jobs or not hand.seen:
-            deaths.update([job.client for job in jobs] or [None])
+            over: list[int | None] = [job.client for job in jobs]
+            deaths.update(over or [None])
         if getattr(error, "actor_init_failed", False):
             raise RunError(f"{text}. Every node needs pfedla, and the modules of your own model and method")
         if max(deaths.values(), default=0) > 1:
