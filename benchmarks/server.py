@@ -106,10 +106,10 @@ def _measure(make: Callable[[], nn.Module], n: int, repeats: int, square: int, c
     model = make()
     algorithm, state = state_for(model, n)
     count = min(10, n)
-    groups = torch.arange(n).split(count)[:5]
+    groups = [ids.sort().values for ids in torch.randperm(n, generator=stream(0, "groups")).split(count)[:5]]
     upload = _upload(algorithm.download(state, groups[0]))
     for ids in groups:
-        state = algorithm.update(state, ids, upload)
+        state = algorithm.update(state, ids, algorithm.download(state, ids), upload)
     before = resident() - sum(rows.nbytes for rows in upload.layers.values())
     reset_peak()
     rounds = []
@@ -119,7 +119,7 @@ def _measure(make: Callable[[], nn.Module], n: int, repeats: int, square: int, c
             start = time.perf_counter()
             got = algorithm.download(state, ids)
             downloaded = time.perf_counter()
-            state = algorithm.update(state, ids, upload)
+            state = algorithm.update(state, ids, got, upload)
             end = time.perf_counter()
         del got  # a round holds on to it until the update is done
         rounds.append({"download": downloaded - start, "update": end - downloaded, "both": end - start, **spent})

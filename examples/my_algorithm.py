@@ -32,11 +32,10 @@ class Halfway(pfedla.Algorithm[State]):
         """Mix each client's latest model with the average."""
         return self.send({key: rows[ids].lerp(rows.mean(0), self.share) for key, rows in state.theta.items()})
 
-    def update(self, state: State, ids: torch.Tensor, upload: pfedla.Payload) -> State:
-        """Take the clients' new models: what they were sent, and how they changed it."""
-        sent = self.download(state, ids).layers
+    def update(self, state: State, ids: torch.Tensor, got: pfedla.Payload, upload: pfedla.Payload) -> State:
+        """Take the clients' new models: what they got, and how they changed it."""
         for key, rows in state.theta.items():
-            rows[ids] = sent[key] + upload.layers[key]
+            rows[ids] = got.layers[key] + upload.layers[key]
         return state
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pfedla.algorithm import Algorithm
+from pfedla.algorithms import PFedLA
 from pfedla.algorithms.fedavg import FedAvg, SharedModel
 from pfedla.errors import ConfigError
 from pfedla.fleet import Setting, SimulatedFleet
@@ -63,9 +64,9 @@ def test_ctrl_c_is_held_back_until_the_block_is_done() -> None:
 class Interrupted(FedAvg):
     """A method whose user presses Ctrl-C in the middle of the update."""
 
-    def update(self, state: SharedModel, ids: Tensor, upload: Payload) -> SharedModel:
+    def update(self, state: SharedModel, ids: Tensor, got: Payload, upload: Payload) -> SharedModel:
         os.kill(os.getpid(), signal.SIGINT)
-        return super().update(state, ids, upload)
+        return super().update(state, ids, got, upload)
 
 
 def test_ctrl_c_in_the_middle_of_the_update_waits_for_the_round_to_be_complete(
@@ -81,6 +82,29 @@ def test_ctrl_c_in_the_middle_of_the_update_waits_for_the_round_to_be_complete(
     assert not torch.equal(server.state.theta["fc1"], theta["fc1"])
     assert ledger.arrays()["client"].tolist() == [0]
     assert fleet.trained.tolist() == [True, False]
+
+
+class Lossy(SimulatedFleet):
+    """A fleet whose client 1 never answers."""
+
+    def train(self, ids: Sequence[int], got: Payload, t: int) -> tuple[list[int], Payload]:
+        answered, upload = super().train(ids, got, t)
+        rows = [row for row, client in enumerate(answered) if client != 1]
+        return [answered[row] for row in rows], upload.rows(rows)
+
+
+def test_the_update_sees_what_those_got_who_answered(
+    setting: Callable[..., Setting], data: Callable[..., list[Samples]], same: Callable[..., None]
+) -> None:
+    made, samples = setting(PFedLA(), "mlp"), data(4)
+    states = []
+    for kind, ids in ((Lossy, [0, 1, 3]), (SimulatedFleet, [0, 3])):
+        server = Server(made.algorithm.init(made.spec.read(made.template), 4, torch.Generator().manual_seed(0)))
+        server.state.theta["fc1"] += torch.arange(4.0)[:, None]  # so that everybody gets something else
+        with kind(made, samples, samples, workers=0) as fleet:
+            run_round(made.algorithm, server, fleet, Ledger(made.spec.names), ids)
+        states.append(server.state)
+    same(*states, atol=1e-6)
 
 
 def test_without_ctrl_c_nothing_happens() -> None:

@@ -156,8 +156,7 @@ def play(clients):
     with mapped(Path(sys.argv[1])):
         state = algorithm.init({"a": torch.ones(1, numbers)}, clients, torch.Generator())
     made = resident()
-    algorithm.download(state, ids)
-    algorithm.update(state, ids, upload)
+    algorithm.update(state, ids, algorithm.download(state, ids), upload)
     after = resident()
     return before, made, after, float(state.theta["a"].sum(dtype=torch.float64)), resident()
 

@@ -14,7 +14,7 @@ both halves, in the simulator and on a device. A complete method, averaging with
         def download(self, state, ids):
             return self.send({key: row.expand(len(ids), -1) for key, row in state.theta.items()})
 
-        def update(self, state, ids, upload):
+        def update(self, state, ids, got, upload):
             return State({key: row + upload.layers[key].mean(0) for key, row in state.theta.items()})
 """
 
@@ -60,8 +60,11 @@ class Algorithm(ABC, Generic[State]):
         """Return what the server would send these clients now. Pure: call it as often as you like."""
 
     @abstractmethod
-    def update(self, state: State, ids: Tensor, upload: Payload) -> State:
-        """Return the next state, from what the clients `ids` sent. Clients that dropped out are not in `ids`."""
+    def update(self, state: State, ids: Tensor, got: Payload, upload: Payload) -> State:
+        """Return the next state, from what the clients `ids` got and what they sent back.
+
+        Clients that dropped out are in none of the three. `got` is what `download` returned before they trained.
+        """
 
     def inspect(self, state: State) -> dict[str, Tensor]:  # noqa: ARG002
         """Return what a researcher may want to watch over the rounds, by name."""

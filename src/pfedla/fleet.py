@@ -20,7 +20,7 @@ from pfedla.layers import Layers
 from pfedla.storage import repeat
 from pfedla.training import Samples, Score
 from pfedla.wire import Payload
-from pfedla.workers import Processes, available_workers
+from pfedla.workers import Processes, available_workers, keep_freed_memory
 
 __all__ = ["Evaluation", "Fleet", "Setting", "SimulatedFleet", "available_workers"]
 
@@ -67,6 +67,7 @@ class SimulatedFleet:
             raise ConfigError(f"run.workers = {workers}: on {setting.device} all clients share this process; use 0")
         if workers < 0:
             raise ConfigError(f"workers = {workers} must be 0 (this process) or more")
+        keep_freed_memory()  # of the server's part of a round, and of clients in this process
         self.size = len(train)
         self.workers = min(workers, self.size)
         self.trained = torch.zeros(self.size, dtype=torch.bool)

@@ -13,7 +13,6 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.optim.adam import adam
 
 from pfedla import storage
 from pfedla.errors import ConfigError
@@ -32,7 +31,10 @@ class Trained(NamedTuple):
     steps: Tensor  # (rows,)
 
     def rows(self, index: Tensor) -> Rows:
-        """Return the parameters of some rows, copied."""
+        """Return the parameters of some rows: views of neighbours, copies of others."""
+        first, count = int(index[0]), len(index)
+        if torch.equal(index, torch.arange(first, first + count)):
+            return {name: value[first : first + count] for name, value in self.value.items()}
         return {name: value.index_select(0, index) for name, value in self.value.items()}
 
 
@@ -64,6 +66,8 @@ class Optimizer:
 
     def ascend(self, trained: Trained, direction: Rows, rows: Tensor) -> None:
         """Move `rows` along `direction`, which has one row for each of them, in place."""
+        if not len(rows):
+            return
         if self.rule == "adam":
             self._adam(trained, direction, rows)
         else:
@@ -73,20 +77,20 @@ class Optimizer:
 
     def _adam(self, trained: Trained, direction: Rows, rows: Tensor) -> None:
         """Step in one pass over value, gradient and moments, which are views of their rows and not copies of them."""
-        parts = list(_runs(rows.tolist(), trained.steps[rows].tolist()))
-        names = list(direction)
+        taken = trained.steps[rows].tolist()
+        count = {steps: torch.tensor(steps + 1.0) for steps in set(taken)}  # this step's number
+        parts = list(_runs(rows.tolist(), taken))
 
         def views(stacked: Rows) -> list[Tensor]:
-            return [stacked[name][row : row + count] for row, _, count, _ in parts for name in names]
+            return [stacked[name][row : row + size] for row, _, size, _ in parts for name in direction]
 
-        adam(
+        torch._fused_adam_(
             views(trained.value),
-            [direction[name][place : place + count] for _, place, count, _ in parts for name in names],
+            [direction[name][place : place + size] for _, place, size, _ in parts for name in direction],
             views(trained.first),
             views(trained.second),
             [],
-            [torch.tensor(float(taken)) for *_, taken in parts for _ in names],
-            fused=True,
+            [count[steps] for *_, steps in parts for _ in direction],
             amsgrad=False,
             beta1=self.decay[0],
             beta2=self.decay[1],

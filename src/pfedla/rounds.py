@@ -52,7 +52,9 @@ def run_round(algorithm: Algorithm[Any], server: Server, fleet: Fleet, ledger: L
     answered, upload = fleet.train(ids, got, t)
     with uninterrupted():
         ledger.record(t, ids, got, answered, upload)
-        server.state = algorithm.update(server.state, torch.tensor(answered), upload)
+        if answered != list(ids):
+            got = got.rows([ids.index(client) for client in answered])
+        server.state = algorithm.update(server.state, torch.tensor(answered), got, upload)
         server.t = t
         fleet.commit()
     let_go()

@@ -44,6 +44,9 @@ class Case:
     def train(self, ids: list[int]) -> tuple[Layers, Payload]:
         return self.algorithm.train(self.rows(ids), self.download(ids), self.task(ids))
 
+    def update(self, ids: list[int], upload: Payload) -> Any:
+        return self.algorithm.update(self.state, torch.tensor(ids), self.download(ids), upload)
+
     def rows(self, ids: list[int]) -> Layers:
         return {key: rows[ids] for key, rows in self.own.items()}
 
@@ -89,11 +92,13 @@ def test_reading_methods_leave_their_arguments_alone(case: Case, same: Same) -> 
     same(got, got_before)
 
 
-def test_update_leaves_the_upload_alone(case: Case, same: Same) -> None:
+def test_update_leaves_what_crossed_the_wire_alone(case: Case, same: Same) -> None:
     _, upload = case.train(IDS)
-    before = copy.deepcopy(upload)
-    case.algorithm.update(case.state, torch.tensor(IDS), upload)
-    same(upload, before)
+    got = copy.deepcopy(case.download(IDS))  # it may hold views of the state
+    before = copy.deepcopy(got), copy.deepcopy(upload)
+    case.algorithm.update(case.state, torch.tensor(IDS), got, upload)
+    same(got, before[0])
+    same(upload, before[1])
 
 
 def test_download_is_pure(case: Case, same: Same) -> None:
@@ -103,14 +108,14 @@ def test_download_is_pure(case: Case, same: Same) -> None:
 def test_what_is_inspected_does_not_change_with_later_rounds(case: Case, same: Same) -> None:
     seen = case.algorithm.inspect(case.state)
     before = copy.deepcopy(seen)
-    case.algorithm.update(case.state, torch.tensor(IDS), case.train(IDS)[1])
+    case.update(IDS, case.train(IDS)[1])
     same(seen, before)
 
 
 def test_rows_of_absent_clients_are_unchanged_by_update(case: Case, same: Same) -> None:
     absent = [i for i in range(N) if i not in IDS]
     before = copy.deepcopy(rows_of(case.state, absent))
-    after = case.algorithm.update(case.state, torch.tensor(IDS), case.train(IDS)[1])
+    after = case.update(IDS, case.train(IDS)[1])
     same(rows_of(after, absent), before)
 
 
@@ -130,8 +135,11 @@ def test_what_absent_clients_keep_is_unchanged_by_a_round(
 def test_the_order_of_clients_does_not_matter(case: Case, same: Same) -> None:
     order, (_, upload) = [2, 0, 1], case.train(IDS)
     shuffled = [IDS[i] for i in order]
-    one = case.algorithm.update(copy.deepcopy(case.state), torch.tensor(IDS), upload)
-    other = case.algorithm.update(copy.deepcopy(case.state), torch.tensor(shuffled), upload.rows(order))
+    got = case.download(IDS)
+    one = case.algorithm.update(copy.deepcopy(case.state), torch.tensor(IDS), got, upload)
+    other = case.algorithm.update(
+        copy.deepcopy(case.state), torch.tensor(shuffled), got.rows(order), upload.rows(order)
+    )
     same(one, other, atol=1e-6)
     same(case.download(IDS).rows(order), case.download(shuffled), atol=1e-6)
 

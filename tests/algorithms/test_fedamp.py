@@ -87,8 +87,9 @@ def test_the_server_keeps_what_the_client_trained(
     made = setting(FedAMP())
     theta = made.spec.read(made.template)
     state, ids = made.algorithm.init(theta, 3, torch.Generator()), torch.tensor([1])
-    kept, upload = made.algorithm.train(theta, made.algorithm.download(state, ids), task_of(made, [1]))
-    state = made.algorithm.update(state, ids, upload)
+    got = made.algorithm.download(state, ids)
+    kept, upload = made.algorithm.train(theta, got, task_of(made, [1]))
+    state = made.algorithm.update(state, ids, got, upload)
     for key, rows in state.theta.items():
         torch.testing.assert_close(rows[ids], kept[key])
         assert torch.equal(rows[[0, 2]], theta[key].expand(2, -1))

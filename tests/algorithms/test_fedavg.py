@@ -34,8 +34,9 @@ def test_fedavg_becomes_the_weighted_mean_of_the_trained_models(
     state = made.algorithm.init(theta, 3, torch.Generator())
     ids = torch.arange(3)
     own = {key: row.repeat(3, 1) for key, row in theta.items()}
-    kept, upload = made.algorithm.train(own, made.algorithm.download(state, ids), task_of(made, [0, 1, 2]))
-    state = made.algorithm.update(state, ids, upload)
+    got = made.algorithm.download(state, ids)
+    kept, upload = made.algorithm.train(own, got, task_of(made, [0, 1, 2]))
+    state = made.algorithm.update(state, ids, got, upload)
     share = upload.examples / upload.examples.sum()
     for key, row in state.theta.items():
         torch.testing.assert_close(row, (share[:, None] * kept[key]).sum(0, keepdim=True), rtol=0, atol=1e-6)
@@ -71,7 +72,9 @@ def test_shared_layers_are_averaged_and_personal_ones_stay() -> None:
     delta = {"body": torch.ones(2, 1), "body#stats": torch.ones(2, 1), "head": torch.tensor([[1.0, 0.0], [4.0, 3.0]])}
     upload = algorithm.send(delta, torch.tensor([1, 2]))
     assert list(upload.layers) == ["head"]
-    got = algorithm.download(algorithm.update(state, torch.tensor([0, 1]), upload), torch.tensor([1]))
+    ids = torch.tensor([0, 1])
+    state = algorithm.update(state, ids, algorithm.download(state, ids), upload)
+    got = algorithm.download(state, torch.tensor([1]))
     own = {"body": torch.tensor([[5.0]]), "body#stats": torch.tensor([[6.0]]), "head": torch.tensor([[9.0, 9.0]])}
     filled = got.fill(own)  # head: 1 + (1 * 1 + 2 * 4) / 3 and 2 + (1 * 0 + 2 * 3) / 3
     assert {key: rows.tolist() for key, rows in filled.items()} == {

@@ -86,13 +86,14 @@ def test_the_mixture_of_candidates_and_the_affinities(
     state, ids = algorithm.init(theta, 3, torch.Generator().manual_seed(0)), torch.arange(3)
     own = {key: row.repeat(3, 1) for key, row in algorithm.enroll(theta).items()}
     task = task_of(made, [0, 1, 2])
-    own, upload = algorithm.train(own, algorithm.download(state, ids), task)
+    got = algorithm.download(state, ids)
+    own, upload = algorithm.train(own, got, task)
     assert not upload.layers["conv#weights"].any()  # all models are one: no gain
-    state = algorithm.update(state, ids, upload)
+    state = algorithm.update(state, ids, got, upload)
     assert not state.affinity.any()
     got, chosen = algorithm.download(state, ids), algorithm.candidates(state, ids)
     mixture, (_, upload) = algorithm.personalize(own, got, task), algorithm.train(own, got, task)
-    after = algorithm.update(state._replace(theta={k: x.clone() for k, x in state.theta.items()}), ids, upload)
+    after = algorithm.update(state._replace(theta={k: x.clone() for k, x in state.theta.items()}), ids, got, upload)
     for i in range(3):
         held_out = [task.split(0.2, *HELD_OUT)[0].samples[i]]
         before = score(task.model, theta, held_out).loss[0]

@@ -75,7 +75,7 @@ def test_a_round_with_everybody_as_candidate_is_the_exact_method(retain: int) ->
         assert torch.equal(got.sent, wanted.sent)
         for key, rows in wanted.layers.items():
             torch.testing.assert_close(got.layers[key], rows, equal_nan=True)
-        sparse, dense = exact.update(sparse, ids, upload), exact.update(dense, ids, upload)
+        sparse, dense = exact.update(sparse, ids, got, upload), exact.update(dense, ids, wanted, upload)
     for key, rows in dense.theta.items():
         torch.testing.assert_close(sparse.theta[key], rows, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(sparse.heads.value["bias"], dense.heads.value["bias"].gather(1, columns))
@@ -86,7 +86,9 @@ def test_as_many_peers_as_clients_are_the_exact_method_to_the_bit(peers: int, sa
     one, other = started(PFedLA(peers=peers)), started(PFedLA())
     same(one, other)
     ids, upload = torch.tensor([1, 5]), upload_of(draw(2, 3))
-    same(PFedLA(peers=peers).update(one, ids, upload), PFedLA().update(other, ids, upload))
+    got = PFedLA().download(other, ids)
+    same(PFedLA(peers=peers).download(one, ids), got)
+    same(PFedLA(peers=peers).update(one, ids, got, upload), PFedLA().update(other, ids, got, upload))
 
 
 def test_state_grows_linearly() -> None:
@@ -177,8 +179,9 @@ def test_a_new_peer_starts_with_the_mean_logit_and_without_memory(rule: Any) -> 
         assert isinstance(before.peers, Peers)
         still = algorithm.__class__(peers=3, refresh=1000, hyper_optimizer=rule, hyper_lr=1e-3)
         before.peers.rounds.fill_(1)  # not due
-        stepped = still.update(before, ids, upload_of(draw(N, t)))
-        state = algorithm.update(state, ids, upload_of(draw(N, t)))
+        got, upload = algorithm.download(state, ids), upload_of(draw(N, t))
+        stepped = still.update(before, ids, got, upload)
+        state = algorithm.update(state, ids, got, upload)
         assert isinstance(state.peers, Peers)
         assert isinstance(stepped.peers, Peers)
         check(state.peers.candidates)

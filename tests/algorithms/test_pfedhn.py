@@ -89,7 +89,7 @@ def test_a_round_is_one_step_on_the_sum_and_momentum_carries_over() -> None:
     for _ in range(2):
         velocity = 0.5 * velocity + np.array([1.0, 3.0]) - 0.01 * bias  # the bias's gradient is the sum of the changes
         bias = bias + 0.1 * velocity
-        state = algorithm.update(state, ids, upload)
+        state = algorithm.update(state, ids, algorithm.download(state, ids), upload)
     np.testing.assert_allclose(state.phi["a#head"][0, -1], bias, rtol=1e-6)
     assert state.stats["a#stats"].item() == 9.0  # 3, and twice the mean change, (1 + 2 * 4) / 3
     assert torch.equal(state.phi["v"][[1, 3]], v[[1, 3]])

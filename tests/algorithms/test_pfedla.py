@@ -42,6 +42,10 @@ def upload_of(delta: Layers) -> Payload:
     return Payload.of(delta, torch.ones(rows, len(NAMES), dtype=torch.bool), NAMES, torch.ones(rows, dtype=torch.int64))
 
 
+def step(algorithm: PFedLA, state: Clients, ids: Tensor, delta: Layers) -> Clients:
+    return algorithm.update(state, ids, algorithm.download(state, ids), upload_of(delta))
+
+
 def hyper(state: Clients) -> dict[str, Tensor]:
     return {**state.body.value, **state.heads.value}
 
@@ -62,7 +66,7 @@ def test_a_step_lowers_every_clients_loss(rule: Literal["adam", "sgd"], lr: floa
     theta = copy.deepcopy(state.theta)
     before = algorithm.download(state, ids).layers
     delta = {key: 0.1 * (target[key] - before[key]) for key in before}  # one gradient step
-    state = algorithm.update(state, ids, upload_of(delta))
+    state = step(algorithm, state, ids, delta)
     after = algorithm.download(state._replace(theta=theta), ids).layers  # the new weights on the old models
     assert (loss(after, target) < loss(before, target)).all()
 
@@ -75,7 +79,7 @@ def test_weight_moves_to_the_model_that_helps() -> None:
     for _ in range(60):
         state = state._replace(theta=copy.deepcopy(theta))
         got = algorithm.download(state, torch.tensor([0])).layers
-        state = algorithm.update(state, torch.tensor([0]), upload_of({k: target[k] - got[k] for k in got}))
+        state = step(algorithm, state, torch.tensor([0]), {k: target[k] - got[k] for k in got})
     assert (algorithm.inspect(state)["alpha"][0, :, 3] > 0.9).all()
 
 
@@ -112,9 +116,8 @@ def test_a_round_is_computed_from_the_models_before_it(same: Same) -> None:
     theta, weights = slow_update(algorithm, copy.deepcopy(state), ids, delta)
     one_by_one = copy.deepcopy(state)
     for row, i in enumerate(ids):
-        mine = upload_of({key: rows[[row]] for key, rows in delta.items()})
-        one_by_one = algorithm.update(one_by_one, torch.tensor([i]), mine)
-    state = algorithm.update(state, torch.tensor(ids), upload_of(delta))
+        one_by_one = step(algorithm, one_by_one, torch.tensor([i]), {key: rows[[row]] for key, rows in delta.items()})
+    state = step(algorithm, state, torch.tensor(ids), delta)
     same(state.theta, theta, atol=1e-5)
     same(hyper(state), weights, atol=1e-5)
     for found in (state, one_by_one):  # a client after another is something else: this test can tell
@@ -157,7 +160,7 @@ def test_statistics_do_not_enter_the_hypernetworks_step(same: Same) -> None:
     delta, strange = draw(2, 7), draw(2, 7)
     other.theta["b#stats"].mul_(100).add_(5)
     strange["b#stats"].mul_(-30)
-    same(hyper(algorithm.update(one, ids, upload_of(delta))), hyper(algorithm.update(other, ids, upload_of(strange))))
+    same(hyper(step(algorithm, one, ids, delta)), hyper(step(algorithm, other, ids, strange)))
 
 
 def test_integer_counters_stay_with_their_client(
@@ -196,7 +199,7 @@ def test_retained_layers_take_no_hypernetwork_step(same: Same) -> None:
     keep, move = [0, 5], [1, 4]
     before = copy.deepcopy(state.heads)
     for seed in (1, 2):
-        state = algorithm.update(state, ids, upload_of(draw(2, seed)))
+        state = step(algorithm, state, ids, draw(2, seed))
     for part in ("value", "first", "second"):
         for name, rows in getattr(state.heads, part).items():
             assert torch.equal(rows[keep], getattr(before, part)[name][keep])
@@ -211,8 +214,8 @@ def test_retained_layers_do_not_move_the_embedding(same: Same) -> None:
     other, delta, strange = copy.deepcopy(one), draw(1, 1), draw(1, 1)
     strange["a"].mul_(-9)
     same(
-        algorithm.update(one, ids, upload_of(delta)).body,
-        algorithm.update(other, ids, upload_of(strange)).body,
+        step(algorithm, one, ids, delta).body,
+        step(algorithm, other, ids, strange).body,
     )
 
 
@@ -221,7 +224,7 @@ def test_a_retained_layer_on_the_server_follows_the_clients_own() -> None:
     state = started(algorithm)
     state.heads.value["bias"].view(N, 2, N)[0, 1, 0] += 2  # client 0 retains layer b, and still mixes it
     before, delta = copy.deepcopy(state.theta), draw(1, 1)
-    state = algorithm.update(state, torch.tensor([0]), upload_of(delta))
+    state = step(algorithm, state, torch.tensor([0]), delta)
     for key in ("b", "b#stats"):
         torch.testing.assert_close(state.theta[key][0], before[key][0] + delta[key][0])
 
@@ -257,7 +260,7 @@ def test_a_model_of_double_precision_is_mixed_and_updated(peers: int) -> None:
     algorithm, theta, ids = PFedLA(peers=peers), draw(1, 0), torch.tensor([0, 3])
     state = algorithm.init({key: row.double() for key, row in theta.items()}, N, torch.Generator())
     assert algorithm.download(state, ids).layers["a"].dtype == torch.float64
-    state = algorithm.update(state, ids, upload_of({key: row.double() for key, row in draw(2, 1).items()}))
+    state = step(algorithm, state, ids, {key: row.double() for key, row in draw(2, 1).items()})
     torch.testing.assert_close(state.theta["a"][0], (theta["a"] + draw(2, 1)["a"])[0].double())  # all began alike
     assert state.heads.steps.view(N, -1).sum(1).tolist() == [2, 0, 0, 2, 0]
 
@@ -266,7 +269,7 @@ def test_how_much_is_worked_on_at_once_changes_nothing(monkeypatch: pytest.Monke
     states = []
     for portion, width in ((2**21, 2**17), (1, 2)):
         monkeypatch.setattr("pfedla.algorithms.pfedla.PORTION", portion)
-        monkeypatch.setattr("pfedla.algorithms.pfedla.WIDTH", width)
+        monkeypatch.setattr("pfedla.products.WIDTH", width)
         algorithm = HeurPFedLA()
-        states.append(algorithm.update(started(algorithm), torch.tensor([3, 0, 2]), upload_of(draw(3, 1))))
+        states.append(step(algorithm, started(algorithm), torch.tensor([3, 0, 2]), draw(3, 1)))
     same(*states, atol=1e-6)

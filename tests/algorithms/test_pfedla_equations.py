@@ -159,13 +159,3 @@ def test_of_equal_self_weights_the_earlier_layer_is_retained() -> None:
     mask = retained(alpha, torch.tensor([0, 1]), 2)
     assert mask[0].nonzero().flatten().tolist() == [0, 1]
     assert mask[1].nonzero().flatten().tolist() == [0, 7]
-
-
-@pytest.mark.parametrize(("clients", "bank", "numbers"), [(3, 70, 2**11 + 5), (2, 33, 2**17 + 9), (40, 50, 2**11)])
-def test_products_in_blocks_are_products(clients: int, bank: int, numbers: int) -> None:
-    rows, delta = draw(bank, numbers, seed=1), draw(clients, numbers, seed=2)
-    alpha = draw(clients, 1, bank, seed=3).softmax(-1)
-    mixed = aggregate(alpha, {"a": rows}, ("a",), {})["a"]
-    torch.testing.assert_close(mixed, alpha[:, 0] @ rows, rtol=1e-10, atol=1e-12)
-    g = inner_products({"a": delta}, {"a": rows}, ("a",))
-    torch.testing.assert_close(g[:, 0], delta @ rows.T, rtol=1e-10, atol=1e-10)

@@ -60,7 +60,8 @@ def test_the_server_mixes_with_beta() -> None:
     state = SharedModel({"fc": torch.tensor([[1.0]]), "fc#stats": torch.tensor([[1.0]])})
     delta = {"fc": torch.tensor([[1.0], [4.0]]), "fc#stats": torch.tensor([[1.0], [4.0]])}
     upload = Payload.of(delta, torch.ones(2, 1, dtype=torch.bool), ["fc"], torch.tensor([1, 2]))
-    theta = PFedMe(beta=0.5).update(state, torch.tensor([0, 1]), upload).theta
+    algorithm, ids = PFedMe(beta=0.5), torch.tensor([0, 1])
+    theta = algorithm.update(state, ids, algorithm.download(state, ids), upload).theta
     assert float(theta["fc"]) == pytest.approx(2.5)
     assert float(theta["fc#stats"]) == pytest.approx(4)  # statistics are averaged, whatever beta
 

@@ -32,7 +32,8 @@ def test_the_server_moves_by_unweighted_means() -> None:
     delta = torch.tensor([[1.0], [3.0]])
     layers = {"fc": delta, "fc#stats": delta, "fc#control": 2 * delta}
     upload = Payload.of(layers, torch.ones(2, 1, dtype=torch.bool), ["fc"], torch.tensor([1, 9]))
-    state = Scaffold(server_lr=0.5).update(state, torch.tensor([0, 3]), upload)
+    algorithm, ids = Scaffold(server_lr=0.5), torch.tensor([0, 3])
+    state = algorithm.update(state, ids, algorithm.download(state, ids), upload)
     assert [float(x) for x in (*state.theta.values(), *state.control.values())] == [2, 3, 3]
 
 

@@ -61,11 +61,11 @@ def test_cold_weights_leave_every_client_its_own_model() -> None:
 def test_update_keeps_what_was_received_plus_the_change() -> None:
     algorithm, ids = SimilarityLayer(), torch.tensor([1])
     state = Bank({key: rows.clone() for key, rows in THETA.items()}, START)
-    received = algorithm.download(state, ids).layers
+    got = algorithm.download(state, ids)
     delta = {key: torch.ones_like(rows[ids]) for key, rows in THETA.items()}
-    after = algorithm.update(state, ids, Payload.of(delta, torch.ones(1, 2, dtype=torch.bool), ("a", "b"))).theta
+    after = algorithm.update(state, ids, got, Payload.of(delta, torch.ones(1, 2, dtype=torch.bool), ("a", "b"))).theta
     for key, rows in THETA.items():
-        assert torch.equal(after[key][ids], received[key] + 1)
+        assert torch.equal(after[key][ids], got.layers[key] + 1)
         assert torch.equal(after[key][[0, 2, 3]], rows[[0, 2, 3]])
 
 

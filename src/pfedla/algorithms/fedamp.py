@@ -83,11 +83,10 @@ class FedAMP(Algorithm[Messages]):
         xi = heuristic_attention(w, ids, self.sigma) if self.heuristic else attention(w, ids, alpha, self.sigma)
         return self.send({key: xi.to(rows) @ rows for key, rows in state.theta.items()})
 
-    def update(self, state: Messages, ids: Tensor, upload: Payload) -> Messages:
+    def update(self, state: Messages, ids: Tensor, got: Payload, upload: Payload) -> Messages:
         """Keep what the clients trained."""
-        u = self.download(state, ids).layers
         for key, rows in state.theta.items():
-            rows[ids] = u[key] + upload.layers[key]
+            rows[ids] = got.layers[key] + upload.layers[key]
         return Messages(state.theta, state.t + 1)
 
     def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:

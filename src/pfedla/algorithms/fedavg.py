@@ -49,7 +49,7 @@ class FedAvg(Algorithm[SharedModel]):
         """Send the shared layers to everybody."""
         return self.send({key: row.expand(len(ids), -1) for key, row in state.theta.items()})
 
-    def update(self, state: SharedModel, ids: Tensor, upload: Payload) -> SharedModel:  # noqa: ARG002
+    def update(self, state: SharedModel, ids: Tensor, got: Payload, upload: Payload) -> SharedModel:  # noqa: ARG002
         """Move the shared layers by the clients' mean change."""
         for key, delta in upload.layers.items():
             state.theta[key] += weighted_mean(delta, upload.examples)

@@ -93,7 +93,7 @@ class FedFomo(Algorithm[Affinities]):
         first = {key: rows[chosen[:, 0]] for key, rows in state.theta.items()}
         return self.send(first | {f"{k}#candidates": x[chosen[:, 1:]].flatten(1) for k, x in state.theta.items()})
 
-    def update(self, state: Affinities, ids: Tensor, upload: Payload) -> Affinities:
+    def update(self, state: Affinities, ids: Tensor, got: Payload, upload: Payload) -> Affinities:  # noqa: ARG002
         """Keep the clients' models, and add their weights to their affinities."""
         w = upload.layers[f"{upload.names[0]}#weights"].to(state.affinity)
         state.affinity[ids] = state.affinity[ids].scatter_add(1, self.candidates(state, ids), w)

@@ -86,7 +86,7 @@ class PFedHN(Algorithm[Hyper]):
         stats = {key: row.expand(len(ids), -1) for key, row in state.stats.items()}
         return self.send({**generate({**state.phi, "v": state.phi["v"][ids]}), **stats})
 
-    def update(self, state: Hyper, ids: Tensor, upload: Payload) -> Hyper:
+    def update(self, state: Hyper, ids: Tensor, got: Payload, upload: Payload) -> Hyper:  # noqa: ARG002
         """Take one step of SGD with momentum on φ and the clients' embeddings, along the clients' changes."""
         gradient = hypernetwork_gradient({**state.phi, "v": state.phi["v"][ids]}, upload.layers)
         scale = min(1, 50 / (1e-12 + float(torch.stack([g.norm() for g in gradient.values()]).norm())))

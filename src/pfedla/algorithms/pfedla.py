@@ -30,6 +30,7 @@ from pfedla.algorithms.peers import Peers, first_peers, refresh, replace_columns
 from pfedla.errors import ConfigError
 from pfedla.layers import STATS, Layers, LayerSpec, bank, kind_of, layer_of
 from pfedla.optimizer import Optimizer, Rows, Trained
+from pfedla.products import candidates_inner, candidates_product, inner, product
 from pfedla.storage import stack
 from pfedla.wire import Payload
 
@@ -45,9 +46,7 @@ __all__ = [
 ]
 
 
-BLOCK, WIDTH, PIECE = 32, 2**17, 2**10  # rows and columns of the bank that are worked on at once
-GATHERED = 2**14  # columns of the candidates' rows that are gathered at once
-PORTION = 2**21  # numbers of the hypernetworks that are worked on at once
+PORTION = 2**20  # numbers of the hypernetworks that are worked on at once
 
 
 class Clients(NamedTuple):
@@ -75,17 +74,17 @@ def aggregate(
     for key, rows in theta.items():
         weights = alpha[:, names.index(sources.get(key, layer_of(key)))].to(rows)  # (n, N)
         if candidates is None:
-            mixed[key] = _product(weights, rows)
+            mixed[key] = product(weights, rows)
         else:
-            mixed[key] = functional.embedding_bag(candidates, rows, per_sample_weights=weights, mode="sum")
+            mixed[key] = candidates_product(weights, rows, candidates)
     return mixed
 
 
 def inner_products(delta: Layers, theta: Layers, names: tuple[str, ...], candidates: Tensor | None = None) -> Tensor:
     """G_i[l, j] = <Δθ_i^l, θ_j^l> of the trained parameters alone: `(n, L, N)`."""
     if candidates is None:
-        return torch.stack([_inner(delta[name], theta[name]) for name in names], dim=1)
-    return torch.stack([_inner_of(candidates, delta[name], theta[name]) for name in names], dim=1)
+        return torch.stack([inner(delta[name], theta[name]) for name in names], dim=1)
+    return torch.stack([candidates_inner(delta[name], theta[name], candidates) for name in names], dim=1)
 
 
 def hypernetwork_gradient(body: Rows, heads: Rows, g: Tensor) -> tuple[Rows, Rows]:
@@ -206,27 +205,31 @@ class PFedLA(Algorithm[Clients]):
     def download(self, state: Clients, ids: Tensor) -> Payload:
         """Algorithm 1, line 5, and Algorithm 2, lines 5-7: θ̄_i without the retained layers."""
         names = _names(state.theta)
-        candidates = state.peers.candidates[ids] if state.peers else None
-        alpha, keep = self._weigh(state, ids)
-        return Payload.of(aggregate(alpha, state.theta, names, self.sources, candidates), ~keep, names)
+        alpha = torch.cat([hypernetwork(*_rows(state, ids[some])) for some in _portions(state, ids)])  # (n, L, N)
+        own = torch.zeros_like(ids) if state.peers else ids  # (n,)
+        keep = retained(alpha, own, self.retain)  # (n, L)
+        if self.retain:  # statistics that ride under a retained layer's weights stay the client's, too
+            alone = functional.one_hot(own, alpha.shape[-1]).to(alpha).unsqueeze(1)  # (n, 1, N)
+            alpha = torch.where(keep.unsqueeze(-1), alone, alpha)
+        theta_bar = aggregate(alpha, state.theta, names, self.sources, _candidates(state, ids))
+        return Payload.of(theta_bar, ~keep, names)
 
-    def update(self, state: Clients, ids: Tensor, upload: Payload) -> Clients:
+    def update(self, state: Clients, ids: Tensor, got: Payload, upload: Payload) -> Clients:
         """Algorithm 1, lines 7-8: all from the previous round's θ, as if the clients came in parallel."""
         theta, body, heads, peers = state
         names, delta = _names(theta), upload.layers
-        candidates = peers.candidates[ids] if peers else None
-        alpha, keep = self._weigh(state, ids)
-        g = inner_products(delta, theta, names, candidates).to(alpha)  # (n, L, N)
-        g = g.masked_fill(keep.unsqueeze(-1), 0)
-        for some in _portions(ids, body, heads):  # retained layers take no step
-            rows = _head_rows(ids[some], len(names))  # (n, L)
-            sent = ~keep[some]
-            to_body, to_heads = hypernetwork_gradient(body.rows(ids[some]), heads.rows(rows.flatten()), g[some])
-            if not sent.all():
+        g = inner_products(delta, theta, names, _candidates(state, ids)).to(body.value["v"])  # (n, L, N)
+        g = g.masked_fill(~got.sent.unsqueeze(-1), 0)
+        for some in _portions(state, ids):
+            sent, rows = got.sent[some], _head_rows(ids[some], len(names))  # (n, L)
+            to_body, to_heads = hypernetwork_gradient(*_rows(state, ids[some]), g[some])
+            if not sent.all():  # retained layers take no step
                 to_heads = {name: x[sent.flatten()] for name, x in to_heads.items()}
             self._optimizer.ascend(body, to_body, ids[some])
             self._optimizer.ascend(heads, to_heads, rows[sent])
-        self._write(state, ids, candidates, alpha, keep, delta)
+        received = got.fill({key: rows[ids] for key, rows in theta.items()}) if self.retain else got.layers
+        for key, rows in theta.items():
+            rows.index_copy_(0, ids, received[key] + delta[key])
         if peers:
             chosen = refresh(peers, ids, delta, names, self.refresh)  # (n, m + 1)
             for i, row in zip(ids.tolist(), chosen, strict=True):
@@ -241,35 +244,6 @@ class PFedLA(Algorithm[Clients]):
         alpha = hypernetwork(state.body.value, state.heads.value)
         return {"alpha": alpha, "candidates": state.peers.candidates.clone()} if state.peers else {"alpha": alpha}
 
-    def _weigh(self, state: Clients, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return α_i, all on oneself in the retained layers, and which layers those are: `(n, L, N)`, `(n, L)`."""
-        layers = len(_names(state.theta))
-        parts = [
-            hypernetwork(state.body.rows(ids[some]), state.heads.rows(_head_rows(ids[some], layers).flatten()))
-            for some in _portions(ids, state.body, state.heads)
-        ]
-        alpha = torch.cat(parts)
-        own = torch.zeros_like(ids) if state.peers else ids
-        keep = retained(alpha, own, self.retain)  # (n, L)
-        if not self.retain:
-            return alpha, keep
-        alone = functional.one_hot(own, alpha.shape[-1]).to(alpha).unsqueeze(1)  # (n, 1, N)
-        return torch.where(keep.unsqueeze(-1), alone, alpha), keep
-
-    def _write(
-        self, state: Clients, ids: Tensor, candidates: Tensor | None, alpha: Tensor, keep: Tensor, delta: Layers
-    ) -> None:
-        """Write the clients' new models, θ̄_i + Δθ_i, into the bank, all from the models before the round."""
-        names = _names(state.theta)
-        for key, rows in state.theta.items():
-            width = WIDTH if candidates is None else rows.shape[1]
-            for there, change in zip(rows.split(width, 1), delta[key].split(width, 1), strict=True):
-                received = aggregate(alpha, {key: there}, names, self.sources, candidates)[key]
-                if self.retain:
-                    kept = keep[:, names.index(layer_of(key))]  # (n,)
-                    received[kept] = there[ids[kept]]
-                there.index_copy_(0, ids, received.add_(change))
-
     @property
     def _optimizer(self) -> Optimizer:
         return Optimizer(self.hyper_optimizer, self.hyper_lr)
@@ -280,49 +254,21 @@ def _names(theta: Layers) -> tuple[str, ...]:
     return tuple(key for key in theta if not kind_of(key))
 
 
-def _portions(ids: Tensor, body: Trained, heads: Trained) -> list[slice]:
+def _candidates(state: Clients, ids: Tensor) -> Tensor | None:
+    """Return whose models these clients mix, `(n, m + 1)`; None for everybody's."""
+    return state.peers.candidates[ids] if state.peers else None
+
+
+def _portions(state: Clients, ids: Tensor) -> list[slice]:
     """Return the clients in portions whose hypernetworks lie in the processor's cache while they are worked on."""
-    numbers = sum(x.numel() for x in (*body.value.values(), *heads.value.values())) // len(body.steps)
-    count = max(1, PORTION // numbers)
+    values = (*state.body.value.values(), *state.heads.value.values())
+    count = max(1, PORTION * len(state.body.steps) // sum(x.numel() for x in values))
     return [slice(start, start + count) for start in range(0, len(ids), count)]
 
 
-def _product(weights: Tensor, rows: Tensor) -> Tensor:
-    """Return `weights @ rows`; a thin product is summed up in blocks of rows, in the order in which they lie in memory.
-
-    A matrix library would gather columns from all rows first, which takes longer than the product itself.
-    """
-    if len(weights) > BLOCK or len(rows) <= BLOCK:
-        return weights @ rows
-    product = torch.empty(len(weights), rows.shape[1], dtype=rows.dtype)
-    for out, columns in zip(product.split(WIDTH, 1), rows.split(WIDTH, 1), strict=True):
-        first, *rest = zip(weights.split(BLOCK, 1), columns.split(BLOCK), strict=True)
-        torch.mm(*first, out=out)
-        for weight, block in rest:
-            out.addmm_(weight, block)
-    return product
-
-
-def _inner(delta: Tensor, rows: Tensor) -> Tensor:
-    """Return `delta @ rows.T`; long thin rows are multiplied piece by piece, each while it lies in the cache."""
-    if len(delta) > BLOCK or rows.shape[1] < 2 * PIECE:
-        return delta @ rows.T
-    whole = rows.shape[1] - rows.shape[1] % PIECE
-    pieces = delta[:, :whole].unflatten(1, (-1, PIECE)).transpose(0, 1)  # (pieces, n, PIECE)
-    products = [
-        torch.bmm(pieces, block[:, :whole].unflatten(1, (-1, PIECE)).permute(1, 2, 0)).sum(0)
-        for block in rows.split(BLOCK)
-    ]
-    return torch.cat(products, 1).addmm_(delta[:, whole:], rows[:, whole:].T)
-
-
-def _inner_of(candidates: Tensor, delta: Tensor, rows: Tensor) -> Tensor:
-    """Return <delta_i, rows_j> for the candidates j of each client i, gathering a piece of their rows at a time."""
-    products = torch.zeros(candidates.shape, dtype=rows.dtype)
-    for piece, columns in zip(delta.split(GATHERED, 1), rows.split(GATHERED, 1), strict=True):
-        for product, own, who in zip(products, piece, candidates, strict=True):
-            product.addmv_(columns.index_select(0, who), own)
-    return products
+def _rows(state: Clients, ids: Tensor) -> tuple[Rows, Rows]:
+    """Return the hypernetworks of these clients."""
+    return state.body.rows(ids), state.heads.rows(_head_rows(ids, len(_names(state.theta))).flatten())
 
 
 def _head_rows(ids: Tensor, layers: int) -> Tensor:

@@ -88,7 +88,7 @@ class PFedMe(FedAvg):
         """Return the personal model."""
         return dict(own)
 
-    def update(self, state: SharedModel, ids: Tensor, upload: Payload) -> SharedModel:  # noqa: ARG002
+    def update(self, state: SharedModel, ids: Tensor, got: Payload, upload: Payload) -> SharedModel:  # noqa: ARG002
         """Return (1 - β) w + β Σ_i m_i/M w_i, that is w moved by β times the mean change."""
         for key, delta in upload.layers.items():
             state.theta[key] += weighted_mean(delta, upload.examples) * (1 if kind_of(key) else self.beta)

@@ -66,7 +66,7 @@ class Scaffold(Algorithm[Controlled]):
         """Send x and c to everybody."""
         return self.send({key: row.expand(len(ids), -1) for key, row in {**state.theta, **state.control}.items()})
 
-    def update(self, state: Controlled, ids: Tensor, upload: Payload) -> Controlled:  # noqa: ARG002
+    def update(self, state: Controlled, ids: Tensor, got: Payload, upload: Payload) -> Controlled:  # noqa: ARG002
         """Return x + η_g/|S| Σ_i Δy_i and c + 1/N Σ_i Δc_i; running statistics take the plain mean."""
         for key, row in state.theta.items():
             row += upload.layers[key].mean(0) * (1 if kind_of(key) else self.server_lr)

@@ -76,11 +76,10 @@ class SimilarityLayer(Algorithm[Bank]):
         """Send Σ_j α_ij θ_j, layer by layer."""
         return self.send(aggregate(self.weights(state, ids), state.theta, tuple(state.start), self.sources))
 
-    def update(self, state: Bank, ids: Tensor, upload: Payload) -> Bank:
+    def update(self, state: Bank, ids: Tensor, got: Payload, upload: Payload) -> Bank:
         """Keep what the clients trained."""
-        received = self.download(state, ids).layers
         for key, rows in state.theta.items():
-            rows[ids] = received[key] + upload.layers[key]
+            rows[ids] = got.layers[key] + upload.layers[key]
         return state
 
     def inspect(self, state: Bank) -> dict[str, Tensor]:
