@@ -2,7 +2,7 @@
 
 LeNet with batch norm (121,278 parameters) and a model with ResNet-18's layers (11.2 million). Each size runs in a
 process of its own: its peak is resident memory from download to update, and `state` what was resident before. Groups of
-participants take turns, each warmed up once. "Eq. 6" and "inner products" are the seconds in the functions `aggregate`
+participants, drawn at random, take turns, each warmed up once. "Eq. 6" and "inner products" are the seconds in the functions `aggregate`
 and `inner_products` of `pfedla.algorithms.pfedla`; all other time is the hypernetworks' (and the new rows').
 
 The limit is what the machine could do at best, from two rates measured in the same process with as many threads: F, the
@@ -11,12 +11,13 @@ P numbers a model, L layers, E numbers an embedding, H hidden units, and R = E +
 hypernetwork:
 
 - products of download: max(2nNP / F, 4NP / B). Eq. 6; the bank of models is read once.
-- products of update: max(4nNP / F, 4NP / B). Eq. 6 again, because update has nothing but the state and the changes,
-  and the inner products; the bank is read once for both.
+- products of update: max(2nNP / F, 4NP / B). The inner products; the bank is read once.
 - hypernetworks: max(8n(EH + HH + LHN) / F, 28nR / B). Forward in download; forward and backward in update; the
   participants' rows are read once in download, and in update read and written with both moments of Adam.
 
-The sum is the limit. It counts neither the models sent and received (4nP bytes each) nor the gradients' memory.
+- models: 16nP / B. Download writes them; update reads them and the changes and writes the sum.
+
+The sum is the limit. It does not count the gradients' memory.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from pfedla.layers import LayerSpec
 from pfedla.models import LeNet
 from pfedla.randomness import stream
 from pfedla.wire import Payload
+from pfedla.workers import keep_freed_memory
 
 __all__ = ["lenet", "measure", "resnet", "state_for"]
 
@@ -102,6 +104,7 @@ def timed(module: Any, names: dict[str, str]) -> Iterator[dict[str, float]]:
 
 
 def _measure(make: Callable[[], nn.Module], n: int, repeats: int, square: int, copied: int) -> Row:
+    keep_freed_memory()  # as in a run
     rates = [(matmul_rate(square), copy_bandwidth(copied))]
     model = make()
     algorithm, state = state_for(model, n)
@@ -156,8 +159,9 @@ def limits(algorithm: PFedLA, spec: LayerSpec, n: int, count: int, flops: float,
     row = embedding + embedding * hidden + hidden + hidden**2 + hidden + layers * (hidden * n + n)
     return {
         "download": max(product, bank),
-        "update": max(2 * product, bank),
+        "update": max(product, bank),
         "hypernetworks": max(4 * forward, 7 * 4 * count * row / bandwidth),
+        "models": 4 * 4 * count * numbers / bandwidth,
     }
 
 

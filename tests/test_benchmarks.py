@@ -61,9 +61,10 @@ def test_the_limit_by_hand() -> None:
     spec, n, count = LayerSpec.of(torch.nn.Linear(3, 2)), 5, 2  # one layer of 8 numbers
     algorithm = PFedLA(embedding=3, hidden=4)
     by_flops = server.limits(algorithm, spec, n, count, flops=1.0, bandwidth=math.inf)
-    assert by_flops == {"download": 160, "update": 320, "hypernetworks": 8 * 2 * (12 + 16 + 20)}
+    assert by_flops == {"download": 160, "update": 160, "hypernetworks": 8 * 2 * (12 + 16 + 20), "models": 0}
     by_bytes = server.limits(algorithm, spec, n, count, flops=math.inf, bandwidth=1.0)
-    assert by_bytes == {"download": 160, "update": 160, "hypernetworks": 28 * 2 * (3 + 12 + 4 + 16 + 4 + 25)}
+    hypernetworks = 28 * 2 * (3 + 12 + 4 + 16 + 4 + 25)
+    assert by_bytes == {"download": 160, "update": 160, "hypernetworks": hypernetworks, "models": 16 * 2 * 8}
 
 
 def test_seconds_in_functions_of_a_module_are_added_up_and_the_functions_put_back() -> None:
