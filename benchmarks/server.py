@@ -2,8 +2,9 @@
 
 LeNet with batch norm (121,278 parameters) and a model with ResNet-18's layers (11.2 million). Each size runs in a
 process of its own: its peak is resident memory from download to update, and `state` what was resident before. Groups of
-participants, drawn at random, take turns, each warmed up once. "Eq. 6" and "inner products" are the seconds in the functions `aggregate`
-and `inner_products` of `pfedla.algorithms.pfedla`; all other time is the hypernetworks' (and the new rows').
+participants, drawn at random, take turns, each warmed up once. "Eq. 6" and "inner products" are the seconds in the
+functions `aggregate` and `inner_products` of `pfedla.algorithms.pfedla`; all other time is the hypernetworks' (and the
+new rows').
 
 The limit is what the machine could do at best, from two rates measured in the same process with as many threads: F, the
 flops/s of a dense 2048 x 2048 product, and B, the bytes/s that a large copy reads and writes. With n participants,

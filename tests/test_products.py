@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from pfedla import products
-from pfedla.products import candidates_inner, candidates_product, inner, product
+from pfedla.products import candidates_inner, candidates_product, inner, product, write_sum
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -38,6 +38,14 @@ def test_a_bank_may_be_a_part_of_a_larger_one() -> None:
     bank, weights, delta = draw(60, 300)[:, 17:230], draw(4, 60), draw(4, 213)
     torch.testing.assert_close(product(weights, bank), weights @ bank.contiguous(), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(inner(delta, bank), delta @ bank.contiguous().T, rtol=1e-4, atol=1e-4)
+
+
+def test_sums_are_written_into_rows() -> None:
+    bank, one, other, ids = draw(5, 200), draw(2, 200), draw(3, 200)[:2], torch.tensor([3, 0])
+    before = bank.clone()
+    write_sum(bank, ids, one, other)
+    assert torch.equal(bank[ids], one + other)
+    assert torch.equal(bank[[1, 2, 4]], before[[1, 2, 4]])
 
 
 def test_candidates_are_taken_from_the_bank(monkeypatch: pytest.MonkeyPatch) -> None:

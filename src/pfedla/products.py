@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["candidates_inner", "candidates_product", "inner", "product"]
+__all__ = ["candidates_inner", "candidates_product", "inner", "product", "write_sum"]
 
 FEW, LARGE = 32, 2**21  # rows beside a bank, and the numbers of a bank from which on its memory sets the pace
 BLOCK, WIDTH = 48, 2**17  # rows and columns of the bank that are worked on at once
@@ -21,7 +21,7 @@ def product(weights: Tensor, rows: Tensor) -> Tensor:
 
     A matrix library would gather columns from all rows first, which takes longer than the product itself.
     """
-    if len(weights) > FEW or rows.numel() < LARGE:
+    if len(weights) > FEW or len(rows) <= BLOCK or rows.numel() < LARGE:
         return weights @ rows
     total = torch.empty(len(weights), rows.shape[1], dtype=rows.dtype)
     block = -(-len(rows) // -(-len(rows) // BLOCK))  # all of a size, but the last
@@ -36,10 +36,16 @@ def product(weights: Tensor, rows: Tensor) -> Tensor:
 
 def inner(delta: Tensor, rows: Tensor) -> Tensor:
     """Return `delta @ rows.T`, `(n, N)`; of long rows by oneDNN where torch has it, which does not copy them first."""
-    if len(delta) > FEW or rows.numel() < LARGE or rows.dtype != torch.float32 or not _has_onednn():
+    if len(delta) > FEW or rows.numel() < LARGE or not _suits_onednn(rows):
         return delta @ rows.T
     transposed: Tensor = torch.ops.mkldnn._linear_pointwise(rows, delta, None, "none", [], "")
     return transposed.T
+
+
+def write_sum(rows: Tensor, ids: Tensor, one: Tensor, other: Tensor) -> None:
+    """Write `one + other` into the rows `ids` of a bank, by columns whose sum lies in the cache."""
+    for there, *parts in zip(rows.split(WIDTH, 1), one.split(WIDTH, 1), other.split(WIDTH, 1), strict=True):
+        there.index_copy_(0, ids, torch.add(*parts))
 
 
 def candidates_product(weights: Tensor, rows: Tensor, candidates: Tensor) -> Tensor:
@@ -56,5 +62,7 @@ def candidates_inner(delta: Tensor, rows: Tensor, candidates: Tensor) -> Tensor:
     return products
 
 
-def _has_onednn() -> bool:
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+def _suits_onednn(rows: Tensor) -> bool:
+    """Say whether oneDNN is there and reads these rows as they are; what has gaps it copies, very slowly."""
+    found = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return found and rows.is_contiguous() and rows.dtype == torch.float32

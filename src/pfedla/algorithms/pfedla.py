@@ -30,7 +30,7 @@ from pfedla.algorithms.peers import Peers, first_peers, refresh, replace_columns
 from pfedla.errors import ConfigError
 from pfedla.layers import STATS, Layers, LayerSpec, bank, kind_of, layer_of
 from pfedla.optimizer import Optimizer, Rows, Trained
-from pfedla.products import candidates_inner, candidates_product, inner, product
+from pfedla.products import candidates_inner, candidates_product, inner, product, write_sum
 from pfedla.storage import stack
 from pfedla.wire import Payload
 
@@ -229,7 +229,7 @@ class PFedLA(Algorithm[Clients]):
             self._optimizer.ascend(heads, to_heads, rows[sent])
         received = got.fill({key: rows[ids] for key, rows in theta.items()}) if self.retain else got.layers
         for key, rows in theta.items():
-            rows.index_copy_(0, ids, received[key] + delta[key])
+            write_sum(rows, ids, received[key], delta[key])
         if peers:
             chosen = refresh(peers, ids, delta, names, self.refresh)  # (n, m + 1)
             for i, row in zip(ids.tolist(), chosen, strict=True):
