@@ -12,7 +12,7 @@ from torch.nn import functional
 __all__ = ["candidates_inner", "candidates_product", "inner", "product", "write_sum"]
 
 FEW, LARGE = 32, 2**21  # rows beside a bank, and the numbers of a bank from which on its memory sets the pace
-BLOCK, WIDTH = 48, 2**17  # rows and columns of the bank that are worked on at once
+BLOCK, WIDTH = 24, 2**17  # rows and columns of the bank that are worked on at once
 GATHERED = 2**14  # columns of the candidates' rows that are gathered at once
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import pfedla
 from pfedla.algorithms import HeurPFedLA, PFedLA
-from pfedla.algorithms.peers import SKETCH, Peers, choose, first_peers, one_square, refresh, sketch
+from pfedla.algorithms.peers import SKETCH, Peers, choose, current, first_peers, one_square, refresh, sketch
 from pfedla.algorithms.pfedla import Clients, aggregate, inner_products
 from pfedla.errors import ConfigError
 from pfedla.layers import Layers
@@ -160,12 +160,36 @@ def test_some_candidates_are_drawn_at_random() -> None:
         assert len(set(chosen.tolist())) == 11
 
 
+def test_those_that_never_took_part_have_candidates_that_did() -> None:
+    peers = first_peers(60, 5, torch.Generator().manual_seed(0))
+    assert torch.equal(current(peers, torch.arange(60)), peers.candidates)  # as yet nobody did
+    peers.rounds[10:30] = 1
+    before, found = copy.deepcopy(peers), current(peers, torch.arange(60))
+    check(found)
+    assert torch.equal(found[10:30], peers.candidates[10:30])
+    newcomers = torch.cat([found[:10, 1:], found[30:, 1:]])
+    assert ((newcomers >= 10) & (newcomers < 30)).all()
+    assert len(newcomers.unique()) == 20  # drawn at random
+    for one, other in zip(peers, before, strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(current(peers, torch.tensor([40, 3])), found[[40, 3]])
+
+
+def test_if_too_few_took_part_candidates_are_all_of_them_and_some_others() -> None:
+    peers = first_peers(9, 4, torch.Generator().manual_seed(0))
+    peers.rounds[[2, 7]] = 1
+    found = current(peers, torch.arange(9))
+    check(found)
+    for i in (0, 1, 3, 4, 5, 6, 8):
+        assert {2, 7} <= set(found[i].tolist())
+
+
 def test_candidates_are_chosen_in_the_first_round_of_a_client_and_then_after_every_few() -> None:
     peers, ids = first_peers(N, 2, torch.Generator()), torch.tensor([0, 1, 2, 3])
     strange, changes = torch.tensor([[0, 4, 5], [1, 4, 5], [2, 4, 5], [3, 4, 5]]), []
     for t in range(7):
         peers.candidates[ids] = strange  # two that never took part: they are left as soon as may be
-        changes.append(not torch.equal(refresh(peers, ids, draw(4, t), NAMES, 3), strange))
+        changes.append(not torch.equal(refresh(peers, ids, strange, draw(4, t), NAMES, 3), strange))
     assert changes == [True, False, False, True, False, False, True]
     assert peers.rounds.tolist() == [7, 7, 7, 7, 0, 0]
 

@@ -20,7 +20,7 @@ from pfedla.layers import Layers
 from pfedla.optimizer import Trained
 from pfedla.randomness import numpy_stream, stream
 
-__all__ = ["Peers", "choose", "first_peers", "one_square", "refresh", "replace_columns", "sketch"]
+__all__ = ["Peers", "choose", "current", "first_peers", "one_square", "refresh", "replace_columns", "sketch"]
 
 SKETCH = 1024  # numbers
 PIECE = 2**6  # sketch lengths of an update that are projected at once
@@ -30,7 +30,7 @@ EXPLORED = 5  # one in so many candidates is drawn at random
 class Peers(NamedTuple):
     """Every client's candidates, and what they are chosen by."""
 
-    candidates: Tensor  # (N, m + 1) int64: in column 0 the client itself, in the others its peers
+    candidates: Tensor  # (N, m + 1) int64, as last chosen: in column 0 the client itself, in the others its peers
     sketches: Tensor  # (N, SKETCH): the mean of its updates' sketches over about one period of refreshing
     rounds: Tensor  # (N,) int64: how often each client took part
     seed: Tensor  # () int64: behind the projection and the random candidates
@@ -44,6 +44,20 @@ def first_peers(n: int, m: int, rng: torch.Generator) -> Peers:
     own = np.arange(n)[:, None]
     candidates = np.concatenate([own, np.sort(others + (others >= own))], axis=1)
     return Peers(torch.from_numpy(candidates), storage.zeros((n, SKETCH)), torch.zeros(n, dtype=torch.int64), seed)
+
+
+def current(peers: Peers, ids: Tensor) -> Tensor:
+    """Return the candidates of the clients `ids`, `(n, m + 1)`.
+
+    Nothing is known of a client that never took part: its candidates are drawn from those that did, as far as there are
+    enough. Its first ones were drawn when all models were equal, and many of them may still be what they were then.
+    """
+    candidates, took_part, seed = peers.candidates[ids], peers.rounds > 0, int(peers.seed)
+    for row in (~took_part[ids]).nonzero().flatten().tolist() if took_part.any() else ():
+        i = int(ids[row])
+        chance = torch.rand(len(took_part), generator=stream(seed, "newcomer", i))
+        candidates[row] = choose(i, candidates[row], chance, took_part, seed, 0)
+    return candidates
 
 
 def sketch(delta: Layers, names: tuple[str, ...], seed: int) -> Tensor:
@@ -84,8 +98,8 @@ def choose(i: int, current: Tensor, similar: Tensor, took_part: Tensor, seed: in
     return current.masked_scatter(~stays, new)
 
 
-def refresh(peers: Peers, ids: Tensor, delta: Layers, names: tuple[str, ...], every: int) -> Tensor:
-    """Take this round's updates into the sketches; return the new candidates of the clients `ids`: `(n, m + 1)`.
+def refresh(peers: Peers, ids: Tensor, candidates: Tensor, delta: Layers, names: tuple[str, ...], every: int) -> Tensor:
+    """Take this round's updates into the sketches; return what follows the clients' `candidates`: `(n, m + 1)`.
 
     A client's candidates are chosen anew in the first round it takes part in, and in each `every`-th after it.
     """
@@ -93,14 +107,14 @@ def refresh(peers: Peers, ids: Tensor, delta: Layers, names: tuple[str, ...], ev
     peers.rounds[ids] += 1
     share = 1 / peers.rounds[ids].clamp(max=every).unsqueeze(1)  # (n, 1)
     peers.sketches[ids] = peers.sketches[ids].lerp(sketch(delta, names, seed), share)
-    candidates = peers.candidates[ids]
+    chosen = candidates.clone()
     due = ((peers.rounds[ids] - 1) % every == 0).nonzero().flatten()
     if len(due):
         similar = functional.normalize(peers.sketches[ids[due]]) @ functional.normalize(peers.sketches).T  # (due, N)
         for row, near in zip(due.tolist(), similar, strict=True):
             i = int(ids[row])
-            candidates[row] = choose(i, candidates[row], near, peers.rounds > 0, seed, int(peers.rounds[i]))
-    return candidates
+            chosen[row] = choose(i, candidates[row], near, peers.rounds > 0, seed, int(peers.rounds[i]))
+    return chosen
 
 
 def replace_columns(heads: Trained, rows: Tensor, changed: Tensor) -> None:

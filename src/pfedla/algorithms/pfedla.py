@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pfedla.algorithm import RESOLVED, Algorithm
-from pfedla.algorithms.peers import Peers, first_peers, refresh, replace_columns
+from pfedla.algorithms.peers import Peers, current, first_peers, refresh, replace_columns
 from pfedla.errors import ConfigError
 from pfedla.layers import STATS, Layers, LayerSpec, bank, kind_of, layer_of
 from pfedla.optimizer import Optimizer, Rows, Trained
@@ -217,8 +217,8 @@ class PFedLA(Algorithm[Clients]):
     def update(self, state: Clients, ids: Tensor, got: Payload, upload: Payload) -> Clients:
         """Algorithm 1, lines 7-8: all from the previous round's θ, as if the clients came in parallel."""
         theta, body, heads, peers = state
-        names, delta = _names(theta), upload.layers
-        g = inner_products(delta, theta, names, _candidates(state, ids)).to(body.value["v"])  # (n, L, N)
+        names, delta, candidates = _names(theta), upload.layers, _candidates(state, ids)
+        g = inner_products(delta, theta, names, candidates).to(body.value["v"])  # (n, L, N)
         g = g.masked_fill(~got.sent.unsqueeze(-1), 0)
         for some in _portions(state, ids):
             sent, rows = got.sent[some], _head_rows(ids[some], len(names))  # (n, L)
@@ -230,10 +230,9 @@ class PFedLA(Algorithm[Clients]):
         received = got.fill({key: rows[ids] for key, rows in theta.items()}) if self.retain else got.layers
         for key, rows in theta.items():
             write_sum(rows, ids, received[key], delta[key])
-        if peers:
-            chosen = refresh(peers, ids, delta, names, self.refresh)  # (n, m + 1)
-            for i, row in zip(ids.tolist(), chosen, strict=True):
-                changed = row != peers.candidates[i]
+        if peers and candidates is not None:
+            chosen = refresh(peers, ids, candidates, delta, names, self.refresh)  # (n, m + 1)
+            for i, changed in zip(ids.tolist(), chosen != candidates, strict=True):
                 if changed.any():
                     replace_columns(heads, _head_rows(torch.tensor([i]), len(names))[0], changed)
             peers.candidates[ids] = chosen
@@ -242,7 +241,8 @@ class PFedLA(Algorithm[Clients]):
     def inspect(self, state: Clients) -> dict[str, Tensor]:
         """Return the aggregation weights of all clients: α `(N, L, N)`, or `(N, L, m + 1)` and the candidates."""
         alpha = hypernetwork(state.body.value, state.heads.value)
-        return {"alpha": alpha, "candidates": state.peers.candidates.clone()} if state.peers else {"alpha": alpha}
+        everybody = torch.arange(len(state.body.steps))
+        return {"alpha": alpha, "candidates": current(state.peers, everybody)} if state.peers else {"alpha": alpha}
 
     @property
     def _optimizer(self) -> Optimizer:
@@ -256,7 +256,7 @@ def _names(theta: Layers) -> tuple[str, ...]:
 
 def _candidates(state: Clients, ids: Tensor) -> Tensor | None:
     """Return whose models these clients mix, `(n, m + 1)`; None for everybody's."""
-    return state.peers.candidates[ids] if state.peers else None
+    return current(state.peers, ids) if state.peers else None
 
 
 def _portions(state: Clients, ids: Tensor) -> list[slice]:
