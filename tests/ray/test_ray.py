@@ -34,17 +34,20 @@ from pfedla.wire import Payload
 ray = pytest.importorskip("ray")
 
 from pfedla.ray import RayFleet, _Hand  # noqa: E402
+from tests import troubled  # noqa: E402
+from tests.troubled import Faulty, Killed  # noqa: E402
 
 CLIENTS, IDS = 5, [0, 1, 2, 3, 4]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    """Run a local Ray of two CPUs, whose workers are sent the classes of this file.
+    """Run a local Ray of two CPUs, whose workers are sent the classes of the tests.
 
     No test here may fork workers: a process with Ray's threads can lock up in its forks.
     """
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    for module in (sys.modules[__name__], troubled):
+        ray.cloudpickle.register_pickle_by_value(module)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         ray.init(
@@ -72,30 +75,6 @@ class Careless(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.fc(self.drop(self.bn(self.conv(x.mul_(0.5))).relu().flatten(1)))
         return out
-
-
-@dataclass(frozen=True)
-class Killed(FedAvg):
-    """A method whose worker is killed at client 2, or only once: as long as a file does not exist."""
-
-    once: str = ""
-
-    def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
-        if task.ids[0] == 2 and not (self.once and Path(self.once).exists()):
-            if self.once:
-                Path(self.once).touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().train(own, got, task)
-
-
-@dataclass(frozen=True)
-class Faulty(FedAvg):
-    """A method with a mistake at client 1, in round 2."""
-
-    def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
-        if (task.ids[0], task.t) == (1, 2):
-            raise ZeroDivisionError("a mistake")
-        return super().train(own, got, task)
 
 
 @dataclass(frozen=True)

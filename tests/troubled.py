@@ -1,0 +1,39 @@
+"""Methods with whom workers get into trouble."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from pfedla.algorithms import FedAvg
+from pfedla.layers import Layers
+from pfedla.training import Task
+from pfedla.wire import Payload
+
+__all__ = ["Faulty", "Killed"]
+
+
+@dataclass(frozen=True)
+class Killed(FedAvg):
+    """A method whose worker is killed at client 2, or only once: as long as a file does not exist."""
+
+    once: str = ""
+
+    def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
+        if task.ids[0] == 2 and not (self.once and Path(self.once).exists()):
+            if self.once:
+                Path(self.once).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().train(own, got, task)
+
+
+@dataclass(frozen=True)
+class Faulty(FedAvg):
+    """A method with a mistake at client 1, in round 2."""
+
+    def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
+        if (task.ids[0], task.t) == (1, 2):
+            raise ZeroDivisionError("a mistake")
+        return super().train(own, got, task)
