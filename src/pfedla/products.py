@@ -23,7 +23,7 @@ def product(weights: Tensor, rows: Tensor) -> Tensor:
     """
     if len(weights) > FEW or len(rows) <= BLOCK or rows.numel() < LARGE:
         return weights @ rows
-    total = torch.empty(len(weights), rows.shape[1], dtype=rows.dtype)
+    total = rows.new_empty(len(weights), rows.shape[1])
     block = -(-len(rows) // -(-len(rows) // BLOCK))  # all of a size, but the last
     parts = weights.split(block, 1)
     for out, columns in zip(total.split(WIDTH, 1), rows.split(WIDTH, 1), strict=True):
@@ -55,7 +55,7 @@ def candidates_product(weights: Tensor, rows: Tensor, candidates: Tensor) -> Ten
 
 def candidates_inner(delta: Tensor, rows: Tensor, candidates: Tensor) -> Tensor:
     """Return <delta_i, rows_j> for the candidates j of each client i, gathering a piece of their rows at a time."""
-    products = torch.zeros(candidates.shape, dtype=rows.dtype)
+    products = rows.new_zeros(candidates.shape)
     for piece, columns in zip(delta.split(GATHERED, 1), rows.split(GATHERED, 1), strict=True):
         for found, own, who in zip(products, piece, candidates, strict=True):
             found.addmv_(columns.index_select(0, who), own)
@@ -65,4 +65,4 @@ def candidates_inner(delta: Tensor, rows: Tensor, candidates: Tensor) -> Tensor:
 def _suits_onednn(rows: Tensor) -> bool:
     """Say whether oneDNN is there and reads these rows as they are; what has gaps it copies, very slowly."""
     found = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    return found and rows.is_contiguous() and rows.dtype == torch.float32
+    return found and rows.is_contiguous() and rows.dtype == torch.float32 and rows.device.type == "cpu"
