@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
 
 import pfedla
@@ -41,6 +42,13 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), target
+
+
+def test_the_table_of_all_methods_is_what_was_measured() -> None:
+    files = [str(path) for path in sorted((ROOT / "results").glob("methods-*.json"))]
+    done = CliRunner().invoke(cli.cli, ["table", *files])
+    assert done.exit_code == 0, done.output
+    assert f"<!-- table: methods -->\n{done.stdout}<!-- end -->\n" in (ROOT / "docs" / "algorithms.md").read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
