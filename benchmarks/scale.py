@@ -152,10 +152,9 @@ def watched() -> Iterator[dict[str, int]]:
 def draw(found: list[dict[str, Any]]) -> None:
     """Draw time, memory and accuracy."""
     figure, (seconds, memory, accuracy) = plt.subplots(1, 3, figsize=(12, 4.2), layout="constrained")
-    few: list[dict[str, Any]] = []
     for how, colour in ((EXACT, "tab:orange"), (FEW, "tab:blue")):
-        few = sorted((row for row in found if row["how"] == how), key=lambda row: row["clients"])
-        n = [row["clients"] for row in few]
+        rows = sorted((row for row in found if row["how"] == how), key=lambda row: row["clients"])
+        n = [row["clients"] for row in rows]
         for axis, key, style in (
             (seconds, "round_s", "o-"),
             (seconds, "of_it_server_s", "s--"),
@@ -163,7 +162,9 @@ def draw(found: list[dict[str, Any]]) -> None:
             (memory, "peak_memory_without_files_gb", "s--"),
         ):
             label = how if key == "round_s" else None
-            axis.plot(n, [row[key] for row in few], style, color=colour, label=label, alpha=1 if style == "o-" else 0.6)
+            axis.plot(
+                n, [row[key] for row in rows], style, color=colour, label=label, alpha=1 if style == "o-" else 0.6
+            )
     for axis, what, title, dashed in (
         (seconds, "seconds", "A round with 100 participants", "dashed: the server's part"),
         (memory, "GB", "Peak memory, all processes", "dashed: without pages of mapped files"),
@@ -176,7 +177,7 @@ def draw(found: list[dict[str, Any]]) -> None:
         axis.minorticks_off()
         axis.set_xticks(sorted({row["clients"] for row in found}))
         axis.text(0.98, 0.03, dashed, transform=axis.transAxes, ha="right", fontsize=9, color="0.3")
-    longest = max(few, key=lambda row: len(row["rounds_s"]))
+    longest = max(found, key=lambda row: len(row["rounds_s"]))
     curve = {int(t): 100 * value for t, value in longest["accuracy"].items()}
     accuracy.plot(list(curve), list(curve.values()), "o-", color="tab:blue")
     accuracy.set(
