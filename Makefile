@@ -15,7 +15,7 @@ help:
 
 install: .venv/.installed
 
-.venv/.installed: pyproject.toml constraints.txt
+.venv/.installed: pyproject.toml constraints.txt $(wildcard src/pfedla/kernels/*.cpp src/pfedla/kernels/*.inc)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@

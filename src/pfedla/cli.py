@@ -16,7 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingCo
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from pfedla import __version__
+from pfedla import __version__, kernels
 from pfedla.algorithms import ALGORITHMS, describe
 from pfedla.algorithms.peers import one_square
 from pfedla.comparison import COMPARISON, parse_variant, read_comparison
@@ -108,7 +108,7 @@ _seeds = click.option("--seeds", type=click.IntRange(min=1), default=1, help="Ho
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(__version__, prog_name="pfedla")
+@click.version_option(__version__, message=f"pfedla, version %(version)s (compiled loops: {kernels.level()})")
 def cli() -> None:
     """Personalized federated learning with layer-wise aggregation (pFedLA)."""
 

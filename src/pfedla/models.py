@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from pfedla.blocks import norm_pool_relu
 from pfedla.errors import ConfigError, ModelError, unknown_name
 
 __all__ = ["MLP", "MODELS", "LeNet", "make_model"]
@@ -35,9 +35,9 @@ class LeNet(nn.Module):
         self.fc3 = nn.Linear(84, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits. ReLU follows the pooling: the same function as before it, on a quarter of the data."""
-        x = functional.max_pool2d(self.bn1(self.conv1(x)), 2).relu()
-        x = functional.max_pool2d(self.bn2(self.conv2(x)), 2).relu()
+        """Return the logits."""
+        x = norm_pool_relu(self.conv1(x), self.bn1)
+        x = norm_pool_relu(self.conv2(x), self.bn2)
         x = self.fc1(x.flatten(1)).relu()
         out: Tensor = self.fc3(self.fc2(x).relu())
         return out

@@ -5,47 +5,42 @@ The bank is read once and never copied. Where it says so, each client has a few 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pfedla import kernels
+
 __all__ = ["candidates_inner", "candidates_product", "inner", "product", "write_sum"]
 
-FEW, LARGE = 32, 2**21  # rows beside a bank, and the numbers of a bank from which on its memory sets the pace
-BLOCK, WIDTH = 24, 2**17  # rows and columns of the bank that are worked on at once
+FEW = 32  # rows beside a bank up to which its memory sets the pace
 GATHERED = 2**14  # columns of the candidates' rows that are gathered at once
 
 
-def product(weights: Tensor, rows: Tensor) -> Tensor:
-    """Return `weights @ rows`, `(n, numbers)`; a thin product is summed up in blocks of rows.
-
-    A matrix library would gather columns from all rows first, which takes longer than the product itself.
-    """
-    if len(weights) > FEW or len(rows) <= BLOCK or rows.numel() < LARGE:
-        return weights @ rows
-    total = rows.new_empty(len(weights), rows.shape[1])
-    block = -(-len(rows) // -(-len(rows) // BLOCK))  # all of a size, but the last
-    parts = weights.split(block, 1)
-    for out, columns in zip(total.split(WIDTH, 1), rows.split(WIDTH, 1), strict=True):
-        first, *rest = zip(parts, columns.split(block), strict=True)
-        torch.mm(*first, out=out)
-        for weight, some in rest:
-            out.addmm_(weight, some)
-    return total
+def product(weights: Sequence[Tensor], banks: Sequence[Tensor]) -> list[Tensor]:
+    """Return `weights @ rows`, `(n, numbers)`, of each layer."""
+    weights = [some.contiguous() for some in weights]
+    if _thin(weights, banks):
+        return kernels.product(weights, banks)
+    return [some @ rows for some, rows in zip(weights, banks, strict=True)]
 
 
-def inner(delta: Tensor, rows: Tensor) -> Tensor:
-    """Return `delta @ rows.T`, `(n, N)`; of long rows by oneDNN where torch has it, which does not copy them first."""
-    if len(delta) > FEW or rows.numel() < LARGE or not _suits_onednn(rows):
-        return delta @ rows.T
-    transposed: Tensor = torch.ops.mkldnn._linear_pointwise(rows, delta, None, "none", [], "")
-    return transposed.T
+def inner(delta: Sequence[Tensor], banks: Sequence[Tensor]) -> list[Tensor]:
+    """Return `delta @ rows.T`, `(n, N)`, of each layer."""
+    if _thin(delta, banks):
+        return kernels.inner(delta, banks)
+    return [some @ rows.T for some, rows in zip(delta, banks, strict=True)]
 
 
-def write_sum(rows: Tensor, ids: Tensor, one: Tensor, other: Tensor) -> None:
-    """Write `one + other` into the rows `ids` of a bank, by columns whose sum lies in the cache."""
-    for there, *parts in zip(rows.split(WIDTH, 1), one.split(WIDTH, 1), other.split(WIDTH, 1), strict=True):
-        there.index_copy_(0, ids, torch.add(*parts))
+def write_sum(banks: Sequence[Tensor], ids: Tensor, one: Sequence[Tensor], other: Sequence[Tensor]) -> None:
+    """Write `one + other` into the rows `ids` of each layer's bank."""
+    if kernels.usable(*banks, *one, *other):
+        return kernels.write_sum(banks, ids, one, other)
+    for rows, *parts in zip(banks, one, other, strict=True):
+        rows.index_copy_(0, ids, torch.add(*parts))
+    return None
 
 
 def candidates_product(weights: Tensor, rows: Tensor, candidates: Tensor) -> Tensor:
@@ -62,7 +57,6 @@ def candidates_inner(delta: Tensor, rows: Tensor, candidates: Tensor) -> Tensor:
     return products
 
 
-def _suits_onednn(rows: Tensor) -> bool:
-    """Say whether oneDNN is there and reads these rows as they are; what has gaps it copies, very slowly."""
-    found = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    return found and rows.is_contiguous() and rows.dtype == torch.float32 and rows.device.type == "cpu"
+def _thin(some: Sequence[Tensor], banks: Sequence[Tensor]) -> bool:
+    """Say whether there are loops for this: a matrix library would copy the bank piece by piece before it reads it."""
+    return len(some[0]) <= FEW and kernels.usable(*some, *banks)

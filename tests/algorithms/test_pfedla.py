@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor
 
+from pfedla import kernels
 from pfedla.algorithms import HeurPFedLA, PFedLA
 from pfedla.algorithms.pfedla import Clients, hypernetwork, hypernetwork_gradient
 from pfedla.errors import ConfigError
@@ -24,6 +25,13 @@ N, NAMES = 5, ("a", "b")
 SIZES = {"a": 6, "b": 3, "b#stats": 4}
 
 Same = Callable[..., None]
+
+
+@pytest.fixture(params=[kernels.OFF, "auto"], autouse=True)
+def level(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Have the server compute with torch alone, and with the compiled loops."""
+    with kernels.switch(request.param):
+        yield
 
 
 def draw(rows: int, seed: int) -> Layers:
@@ -267,9 +275,9 @@ def test_a_model_of_double_precision_is_mixed_and_updated(peers: int) -> None:
 
 def test_how_much_is_worked_on_at_once_changes_nothing(monkeypatch: pytest.MonkeyPatch, same: Same) -> None:
     states = []
-    for portion, width in ((2**21, 2**17), (1, 2)):
+    for portion in (2**21, 1):
         monkeypatch.setattr("pfedla.algorithms.pfedla.PORTION", portion)
-        monkeypatch.setattr("pfedla.products.WIDTH", width)
         algorithm = HeurPFedLA()
-        states.append(step(algorithm, started(algorithm), torch.tensor([3, 0, 2]), draw(3, 1)))
+        with kernels.switch(kernels.OFF):
+            states.append(step(algorithm, started(algorithm), torch.tensor([3, 0, 2]), draw(3, 1)))
     same(*states, atol=1e-6)

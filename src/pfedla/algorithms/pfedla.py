@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pfedla import kernels
 from pfedla.algorithm import RESOLVED, Algorithm
 from pfedla.algorithms.peers import Peers, current, first_peers, refresh, replace_columns
 from pfedla.errors import ConfigError
@@ -70,21 +71,20 @@ def aggregate(
 
     Running statistics ride along under the weights of the layer in `sources`, their own by default.
     """
-    mixed = {}
-    for key, rows in theta.items():
-        weights = alpha[:, names.index(sources.get(key, layer_of(key)))].to(rows)  # (n, N)
-        if candidates is None:
-            mixed[key] = product(weights, rows)
-        else:
-            mixed[key] = candidates_product(weights, rows, candidates)
-    return mixed
+    weights = [alpha[:, names.index(sources.get(key, layer_of(key)))].to(rows) for key, rows in theta.items()]  # (n, N)
+    if candidates is None:
+        return dict(zip(theta, product(weights, [*theta.values()]), strict=True))
+    rows = theta.values()
+    return {key: candidates_product(w, x, candidates) for key, w, x in zip(theta, weights, rows, strict=True)}
 
 
 def inner_products(delta: Layers, theta: Layers, names: tuple[str, ...], candidates: Tensor | None = None) -> Tensor:
     """G_i[l, j] = <Δθ_i^l, θ_j^l> of the trained parameters alone: `(n, L, N)`."""
+    changes, banks = [delta[name] for name in names], [theta[name] for name in names]
     if candidates is None:
-        return torch.stack([inner(delta[name], theta[name]) for name in names], dim=1)
-    return torch.stack([candidates_inner(delta[name], theta[name], candidates) for name in names], dim=1)
+        return torch.stack(inner(changes, banks), dim=1)
+    pairs = zip(changes, banks, strict=True)
+    return torch.stack([candidates_inner(change, rows, candidates) for change, rows in pairs], dim=1)
 
 
 def hypernetwork_gradient(body: Rows, heads: Rows, g: Tensor) -> tuple[Rows, Rows]:
@@ -205,7 +205,7 @@ class PFedLA(Algorithm[Clients]):
     def download(self, state: Clients, ids: Tensor) -> Payload:
         """Algorithm 1, line 5, and Algorithm 2, lines 5-7: θ̄_i without the retained layers."""
         names = _names(state.theta)
-        alpha = torch.cat([hypernetwork(*_rows(state, ids[some])) for some in _portions(state, ids)])  # (n, L, N)
+        alpha = _weights_of(state, ids)  # (n, L, N)
         own = torch.zeros_like(ids) if state.peers else ids  # (n,)
         keep = retained(alpha, own, self.retain)  # (n, L)
         if self.retain:  # statistics that ride under a retained layer's weights stay the client's, too
@@ -219,17 +219,9 @@ class PFedLA(Algorithm[Clients]):
         theta, body, heads, peers = state
         names, delta, candidates = _names(theta), upload.layers, _candidates(state, ids)
         g = inner_products(delta, theta, names, candidates).to(body.value["v"])  # (n, L, N)
-        g = g.masked_fill(~got.sent.unsqueeze(-1), 0)
-        for some in _portions(state, ids):
-            sent, rows = got.sent[some], _head_rows(ids[some], len(names))  # (n, L)
-            to_body, to_heads = hypernetwork_gradient(*_rows(state, ids[some]), g[some])
-            if not sent.all():  # retained layers take no step
-                to_heads = {name: x[sent.flatten()] for name, x in to_heads.items()}
-            self._optimizer.ascend(body, to_body, ids[some])
-            self._optimizer.ascend(heads, to_heads, rows[sent])
+        self._step(state, ids, g, got.sent)
         received = got.fill({key: rows[ids] for key, rows in theta.items()}) if self.retain else got.layers
-        for key, rows in theta.items():
-            write_sum(rows, ids, received[key], delta[key])
+        write_sum([*theta.values()], ids, [received[key] for key in theta], [delta[key] for key in theta])
         if peers and candidates is not None:
             chosen = refresh(peers, ids, candidates, delta, names, self.refresh)  # (n, m + 1)
             for i, changed in zip(ids.tolist(), chosen != candidates, strict=True):
@@ -243,6 +235,23 @@ class PFedLA(Algorithm[Clients]):
         alpha = hypernetwork(state.body.value, state.heads.value)
         everybody = torch.arange(len(state.body.steps))
         return {"alpha": alpha, "candidates": current(state.peers, everybody)} if state.peers else {"alpha": alpha}
+
+    def _step(self, state: Clients, ids: Tensor, g: Tensor, sent: Tensor) -> None:
+        """Eqs. 10-11: move the hypernetworks up their gradient; the heads of retained layers take no step."""
+        (_, body, heads, _), optimizer = state, self._optimizer
+        if optimizer.rule == "adam" and kernels.usable(*_networks(state), g):
+            moving = [(*ours.values(), *theirs.values()) for ours, theirs in zip(body[:3], heads[:3], strict=True)]
+            numbers = optimizer.lr, *optimizer.decay, optimizer.epsilon
+            kernels.climb(moving, (body.steps, heads.steps), numbers, ids, g, sent)
+            return
+        g = g.masked_fill(~sent.unsqueeze(-1), 0)
+        for some in _portions(state, ids):
+            rows, taken = _head_rows(ids[some], sent.shape[1]), sent[some]  # (n, L)
+            to_body, to_heads = hypernetwork_gradient(*_rows(state, ids[some]), g[some])
+            if not taken.all():
+                to_heads = {name: x[taken.flatten()] for name, x in to_heads.items()}
+            optimizer.ascend(body, to_body, ids[some])
+            optimizer.ascend(heads, to_heads, rows[taken])
 
     @property
     def _optimizer(self) -> Optimizer:
@@ -259,10 +268,22 @@ def _candidates(state: Clients, ids: Tensor) -> Tensor | None:
     return current(state.peers, ids) if state.peers else None
 
 
+def _networks(state: Clients) -> tuple[Tensor, ...]:
+    """Return the parameters of all clients' hypernetworks."""
+    return (*state.body.value.values(), *state.heads.value.values())
+
+
+def _weights_of(state: Clients, ids: Tensor) -> Tensor:
+    """Return α of these clients, `(n, L, N)`."""
+    networks = _networks(state)
+    if kernels.usable(*networks):
+        return kernels.forward(networks, len(_names(state.theta)), ids)
+    return torch.cat([hypernetwork(*_rows(state, ids[some])) for some in _portions(state, ids)])
+
+
 def _portions(state: Clients, ids: Tensor) -> list[slice]:
     """Return the clients in portions whose hypernetworks lie in the processor's cache while they are worked on."""
-    values = (*state.body.value.values(), *state.heads.value.values())
-    count = max(1, PORTION * len(state.body.steps) // sum(x.numel() for x in values))
+    count = max(1, PORTION * len(state.body.steps) // sum(x.numel() for x in _networks(state)))
     return [slice(start, start + count) for start in range(0, len(ids), count)]
 
 
