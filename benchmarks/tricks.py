@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from benchmarks import work
 from benchmarks.measuring import Row, in_turns, seconds
+from pfedla import kernels
 from pfedla.layers import FlatModel, LayerSpec
 from pfedla.models import LeNet
 from pfedla.randomness import stream
@@ -52,8 +53,18 @@ def by_hand(kind: type[nn.Module] = LeNet, channels_last: bool = True, **options
     return lambda: epoch_by_hand(model, optimizer, x, y)
 
 
+def without_loops(step: Step) -> Step:
+    """Return the same step, done by torch's operations alone."""
+
+    def run() -> None:
+        with kernels.switch(kernels.OFF):
+            step()
+
+    return run
+
+
 def compiled() -> Step:
-    """Return the same with torch.compile."""
+    """Return the same with torch.compile, which makes loops of its own."""
     model = LeNet((3, 32, 32), CLASSES, batch_norm=True).to(memory_format=LAST)  # type: ignore[call-overload]
     x, y = images()
     x = x.contiguous(memory_format=LAST)
@@ -99,7 +110,8 @@ def cases() -> dict[str, tuple[Step, Step]]:
     permutations = torch.stack([torch.randperm(IMAGES) for _ in range(size[0])])
     return {
         "channels-last": (by_hand(channels_last=False), by_hand()),
-        "ReLU after the pooling": (by_hand(work.LeNet), by_hand()),
+        "ReLU after the pooling": (by_hand(work.LeNet), without_loops(by_hand())),
+        "batch norm, pooling and ReLU in one loop": (without_loops(by_hand()), by_hand()),
         "SGD over a list of tensors (foreach)": (by_hand(foreach=False), by_hand(foreach=True)),
         "fused SGD": (by_hand(foreach=False), by_hand(fused=True)),
         "one flat vector, our loop": (by_hand(), lambda: ours.epoch(ours.samples)),
