@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import traceback
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from torch import nn
 
@@ -16,7 +17,9 @@ from pfedla.layers import FlatModel, Layers, LayerSpec
 from pfedla.training import Samples, Task, Training, score
 from pfedla.wire import Payload
 
-__all__ = ["Crew", "Data", "InProcess", "Job", "Kind", "Setting", "Work"]
+__all__ = ["DEPTH", "Crew", "Data", "Hand", "InProcess", "Job", "Kind", "Setting", "Work", "hand_out"]
+
+DEPTH = 2  # jobs at most that one hand has: that being done, and the next
 
 Kind = Literal["train", "evaluate", "personalize"]
 
@@ -58,6 +61,27 @@ class Crew(Protocol):
 
     def close(self) -> None:
         """Dismiss them."""
+
+
+class Hand(Protocol):
+    """One of a crew: the jobs that it was given and has not answered yet."""
+
+    jobs: Any  # a sized collection
+
+    def give(self, job: Job) -> None:
+        """Add a job."""
+
+
+H = TypeVar("H", bound=Hand)
+
+
+def hand_out(waiting: deque[Job], hands: Sequence[H], accepts: Callable[[H, Job], bool]) -> None:
+    """Give every idle hand that accepts it a job, then a second one as long as there are enough for all."""
+    for depth in range(1, DEPTH + 1):
+        for hand in hands:
+            enough = len(waiting) > (0 if depth == 1 else len(hands))
+            if enough and len(hand.jobs) < depth and accepts(hand, waiting[0]):
+                hand.give(waiting.popleft())
 
 
 class Work:

@@ -25,12 +25,11 @@ import torch
 from torch import Tensor
 
 from pfedla.errors import RunError
-from pfedla.jobs import Data, Job, Setting, Work
+from pfedla.jobs import DEPTH, Data, Job, Setting, Work, hand_out
 
 __all__ = ["Processes", "available_workers", "convert", "keep_freed_memory"]
 
 START_METHOD = "fork" if sys.platform == "linux" else "spawn"  # forked workers know functions made on the fly
-SLOTS = 2  # a job being done, and the next
 SLOT_BYTES = 64 * 2**20  # at most; what is larger goes through the pipe
 ALIGNMENT = 64
 
@@ -60,7 +59,7 @@ class Processes:
             hand.drain()
         waiting = deque(jobs)
         while True:
-            self._hand_out(waiting)
+            hand_out(waiting, self._hands, _Worker.accepts)
             busy = {hand.channel.connection: hand for hand in self._hands if hand.jobs}
             if not busy:
                 return
@@ -68,18 +67,6 @@ class Processes:
             for connection, hand in busy.items():
                 if ready & {connection, hand.process.sentinel} and (answer := hand.take()):
                     yield answer
-
-    def _hand_out(self, waiting: deque[Job]) -> None:
-        """Give every idle worker a job, then a second one as long as there are enough for all.
-
-        A job that would fill the pipe waits until the worker is idle: one that is busy may fill it from the other end.
-        """
-        for depth in range(1, SLOTS + 1):
-            for hand in self._hands:
-                if len(hand.jobs) >= depth or len(waiting) <= (0 if depth == 1 else len(self._hands)):
-                    continue
-                if not hand.jobs or hand.channel.has_room(waiting[0]):
-                    hand.give(waiting.popleft())
 
     def close(self) -> None:
         """End the processes."""
@@ -101,7 +88,7 @@ class _Worker:
         context: Any = multiprocessing.get_context(START_METHOD)
         ours, theirs = context.Pipe()
         size = _aligned(min(4 * self._message + 2**16, SLOT_BYTES))  # some methods send several models
-        jobs, answers = (torch.empty(SLOTS, size, dtype=torch.uint8).share_memory_() for _ in range(2))
+        jobs, answers = (torch.empty(DEPTH, size, dtype=torch.uint8).share_memory_() for _ in range(2))
         self.channel = _Channel(ours, jobs, answers)
         self.process: BaseProcess = context.Process(
             target=_serve,
@@ -111,6 +98,10 @@ class _Worker:
         )
         self.process.start()
         theirs.close()
+
+    def accepts(self, job: Job) -> bool:
+        """Refuse a job that would fill the pipe until the worker is idle: it may fill the pipe from the other end."""
+        return not self.jobs or self.channel.has_room(job)
 
     def give(self, job: Job) -> None:
         self.jobs.append(job)
@@ -178,7 +169,7 @@ class _Channel:
 
     def __init__(self, connection: Connection, outgoing: Tensor, incoming: Tensor) -> None:
         self.connection = connection
-        self._outgoing, self._incoming = outgoing, incoming  # (SLOTS, bytes) uint8, shared
+        self._outgoing, self._incoming = outgoing, incoming  # (DEPTH, bytes) uint8, shared
         self._slot = 0
 
     def has_room(self, value: Any) -> bool:
@@ -189,7 +180,7 @@ class _Channel:
 
     def send(self, value: Any) -> None:
         """Send nested tuples and dictionaries: tensors through the slot, as long as there is room, the rest beside."""
-        slot, self._slot = self._slot, (self._slot + 1) % SLOTS
+        slot, self._slot = self._slot, (self._slot + 1) % DEPTH
         room, start = self._outgoing[slot], 0
 
         def place(tensor: Tensor) -> _Place | np.ndarray:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pfedla.errors import ConfigError, RunError
 from pfedla.fleet import SimulatedFleet
-from pfedla.jobs import Crew, Data, Job, Setting, Work
+from pfedla.jobs import Crew, Data, Job, Setting, Work, hand_out
 from pfedla.layers import Layers
 from pfedla.training import Samples
 from pfedla.workers import convert, keep_freed_memory
@@ -36,7 +36,6 @@ from ray.exceptions import ObjectLostError, RayActorError, RayError
 
 __all__ = ["Actors", "RayFleet"]
 
-DEPTH = 2  # a job being done, and the next
 PATIENCE = 60.0  # seconds without any worker until a warning
 
 log = logging.getLogger("pfedla")
@@ -109,7 +108,7 @@ class Actors:
             hand.jobs.clear()  # of work that was broken off; what is under way is thrown away
         waiting, deaths = deque(jobs), Counter[int | None]()
         while True:
-            self._hand_out(waiting, deaths)
+            hand_out(waiting, self._hands, lambda hand, job: hand.accepts(job, deaths))
             if not waiting and not any(hand.jobs for hand in self._hands):
                 return
             expected = {hand.expected: hand for hand in self._hands if hand.expected}
@@ -126,18 +125,6 @@ class Actors:
                     raise RunError(f"the Ray cluster failed: {error}") from error
                 if answer:
                     yield answer
-
-    def _hand_out(self, waiting: deque[Job], deaths: Counter[int | None]) -> None:
-        """Give every idle worker a job, then a second one as long as there are enough for all.
-
-        A job that may have killed a worker is given alone: should that happen again, it is known which one it was.
-        """
-        for depth in range(1, DEPTH + 1):
-            for hand in self._hands:
-                if not hand.here or len(hand.jobs) >= depth or len(waiting) <= (0 if depth == 1 else len(self._hands)):
-                    continue
-                if not hand.jobs or not any(deaths[job.client] for job in (hand.jobs[0][1], waiting[0])):
-                    hand.give(waiting.popleft())
 
     def _start(self) -> _Hand:
         return _Hand(ray.remote(num_cpus=1, max_restarts=0)(_Worker).remote(self._setting, self._data))
@@ -189,6 +176,10 @@ class _Hand:
     def expected(self) -> Any:
         """A reference to what it answers next, None if it was asked nothing."""
         return self._call if self._call is not None else self.jobs[0][0] if self.jobs else None
+
+    def accepts(self, job: Job, deaths: Counter[int | None]) -> bool:
+        """Have a job that may have killed a worker done alone: should one die again, it is known which job it was."""
+        return self.here and (not self.jobs or not any(deaths[x.client] for x in (self.jobs[0][1], job)))
 
     def give(self, job: Job) -> None:
         """Add a job to the actor's queue; the numbers go through the object store."""
