@@ -1,6 +1,7 @@
 # Fresh machine:  make demo   or   make test
 PYTHON ?= python3
 BIN := .venv/bin
+LOOPS := src/pfedla/kernels/module.cpp src/pfedla/kernels/loops.inc
 
 .PHONY: help install demo test check format bench bench-peers clean
 
@@ -15,7 +16,7 @@ help:
 
 install: .venv/.installed
 
-.venv/.installed: pyproject.toml constraints.txt $(wildcard src/pfedla/kernels/*.cpp src/pfedla/kernels/*.inc)
+.venv/.installed: pyproject.toml constraints.txt $(LOOPS)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
@@ -28,6 +29,7 @@ test: install
 
 check:
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(LOOPS)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest
@@ -35,6 +37,7 @@ check:
 format:
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(LOOPS)
 
 BENCH := $(BIN)/python -m benchmarks --json results/benchmarks.json --page docs/benchmarks.md
 

@@ -15,7 +15,6 @@ from pfedla import kernels
 
 __all__ = ["candidates_inner", "candidates_product", "inner", "product", "write_sum"]
 
-FEW = 32  # rows beside a bank up to which its memory sets the pace
 GATHERED = 2**14  # columns of the candidates' rows that are gathered at once
 
 
@@ -59,4 +58,4 @@ def candidates_inner(delta: Tensor, rows: Tensor, candidates: Tensor) -> Tensor:
 
 def _thin(some: Sequence[Tensor], banks: Sequence[Tensor]) -> bool:
     """Say whether there are loops for this: a matrix library would copy the bank piece by piece before it reads it."""
-    return len(some[0]) <= FEW and kernels.usable(*some, *banks)
+    return len(some[0]) <= kernels.FEW and kernels.usable(*some, *banks)

@@ -1,4 +1,4 @@
-"""Compiled inner loops, for processors with AVX2 or AVX-512, where the package was built with a C++ compiler.
+"""Compiled inner loops, for processors with AVX2 or AVX-512, where the package was built with GCC.
 
 Where a loop is called, torch's operations that give the same but for rounding stand beside it: they run on other
 machines and devices and in other precisions. `PFEDLA_KERNELS=off` in the environment switches the loops off.
@@ -20,10 +20,11 @@ try:
     from pfedla.kernels import _compiled
 
     _levels = _compiled.levels()
-except ImportError:  # built without a compiler
+except ImportError:  # built without it
     _levels = ()
 
 __all__ = [
+    "FEW",
     "OFF",
     "available",
     "choose",
@@ -40,6 +41,7 @@ __all__ = [
 ]
 
 OFF = "off"
+FEW = 32  # clients beside a bank, for which its memory sets the pace; beyond, a matrix library is faster
 VARIABLE = "PFEDLA_KERNELS"
 Shape = tuple[int, int, int, int]  # images, height, width, channels
 
@@ -97,7 +99,8 @@ def product(weights: Sequence[Tensor], banks: Sequence[Tensor]) -> list[Tensor]:
 
 
 def inner(delta: Sequence[Tensor], banks: Sequence[Tensor]) -> list[Tensor]:
-    """Return `delta @ rows.T` of each layer: `(n, N)`."""
+    """Return `delta @ rows.T` of each layer: `(n, N)`; n is `FEW` at most."""
+    assert len(delta[0]) <= FEW
     out = [rows.new_empty(len(some), len(rows)) for some, rows in zip(delta, banks, strict=True)]
     _compiled.inner(_layers(banks, delta, out), len(delta[0]), torch.get_num_threads())
     return out

@@ -7,7 +7,6 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,13 +23,13 @@
 
 namespace {
 
-constexpr long RUN = 64;      // pixels that are summed up in single precision
-constexpr long FEW = 32;      // clients at most beside a bank
-constexpr long TILE = 4096;   // columns of a bank at once in a product: the clients' sums of them lie in the second cache
-constexpr long STRIP = 16384; // columns at once in inner products: the clients' changes of them lie in the second cache
-constexpr long PIECE = 256;   // columns that are worked on at once: a few rows of them lie in the first cache
-constexpr long AHEAD = 512;   // how far ahead the bank is asked for
-constexpr long PARTS = 4;      // for each thread: one that comes late leaves its parts to the others
+constexpr long RUN = 64;         // pixels that are summed up in single precision
+constexpr long FEW = 32;         // clients at most beside a bank
+constexpr long TILE = 4096;      // columns at once in a product: the clients' sums of them lie in the second cache
+constexpr long STRIP = 16384;    // columns at once in inner products: the clients' changes lie in the second cache
+constexpr long PIECE = 256;      // columns that are worked on at once: a few rows of them lie in the first cache
+constexpr long AHEAD = 512;      // how many columns ahead the bank is asked for
+constexpr long PARTS = 4;        // for each thread: one that comes late leaves its parts to the others
 constexpr long ALONE = 1 << 19;  // numbers of a bank below which a second thread costs more than it brings
 
 struct Shape {
@@ -74,7 +73,8 @@ struct Loops {  // one instruction set's
     void (*climb)(const Hyper &, const Adam &, long, const float *, const bool *);
 };
 
-#define LOOPS(name) {#name, moments, norm_pool, pool, passed, spread<true>, spread<false>, product, inner, write_sum, forward, climb}
+#define LOOPS(name) \
+    {#name, moments, norm_pool, pool, passed, spread<true>, spread<false>, product, inner, write_sum, forward, climb}
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #pragma GCC push_options
@@ -97,11 +97,12 @@ constexpr Loops all = LOOPS(avx512);
 
 std::vector<const Loops *> supported() {  // the best first
     std::vector<const Loops *> found;
-    const bool haswell = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
-    if (haswell && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+    if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2")))
+        return found;
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
         found.push_back(&avx512::all);
-    if (haswell) found.push_back(&avx2::all);
+    found.push_back(&avx2::all);
     return found;
 }
 #else
@@ -111,11 +112,11 @@ std::vector<const Loops *> supported() { return {}; }
 const std::vector<const Loops *> levels_here = supported();
 const Loops *loops = levels_here.empty() ? nullptr : levels_here[0];
 
-// Threads that wait for work: for a short while busily, for the calls of a round follow each other closely, then asleep.
-// A process that was forked has none of its parent's threads, and hires its own.
+// Threads that wait for work: for a short while busily, for the calls of a round follow each other closely, then
+// asleep. A process that was forked has none of its parent's threads, and hires its own.
 class Crew {
-   public:
-    static Crew &here() {  // call it with the interpreter's lock
+ public:
+    static Crew &here() {             // call it with the interpreter's lock
         static Crew *crew = nullptr;  // never dismissed: its threads end with the process
         if (!crew || crew->process_ != getpid()) crew = new Crew;
         return *crew;
@@ -139,7 +140,7 @@ class Crew {
         while (busy_) std::this_thread::yield();
     }
 
-   private:
+ private:
     void hire(long wanted) {
         try {
             for (; hired_ < wanted; hired_++)
@@ -171,7 +172,7 @@ class Crew {
 #endif
     }
 
-    static constexpr int PATIENCE = 20000;  // some hundred microseconds
+    static constexpr int PATIENCE = 20000;  // rests before it sleeps: about a millisecond
     const pid_t process_ = getpid();
     const std::function<void(long)> *work_ = nullptr;
     std::atomic<long> number_{0}, next_{0}, busy_{0}, parts_{0}, wanted_{0};
@@ -217,8 +218,8 @@ PyObject *norm_forward(PyObject *, PyObject *args) {
     Address x, weight, bias, mean, variance, out, best, saved;
     Shape s;
     double momentum, epsilon;
-    if (!PyArg_ParseTuple(args, "K(llll)KKKKddKKK", &x, &s.n, &s.h, &s.w, &s.c, &weight, &bias, &mean, &variance, &momentum,
-                          &epsilon, &out, &best, &saved))
+    if (!PyArg_ParseTuple(args, "K(llll)KKKKddKKK", &x, &s.n, &s.h, &s.w, &s.c, &weight, &bias, &mean, &variance,
+                          &momentum, &epsilon, &out, &best, &saved))
         return nullptr;
     Py_BEGIN_ALLOW_THREADS;
     const long pixels = s.n * s.h * s.w;
@@ -250,14 +251,15 @@ PyObject *norm_forward(PyObject *, PyObject *args) {
 PyObject *norm_backward(PyObject *, PyObject *args) {
     Address x, weight, saved, out, best, grad, to_x, to_weight, to_bias;
     Shape s;
-    if (!PyArg_ParseTuple(args, "K(llll)KKKKKKKK", &x, &s.n, &s.h, &s.w, &s.c, &weight, &saved, &out, &best, &grad, &to_x,
-                          &to_weight, &to_bias))
+    if (!PyArg_ParseTuple(args, "K(llll)KKKKKKKK", &x, &s.n, &s.h, &s.w, &s.c, &weight, &saved, &out, &best, &grad,
+                          &to_x, &to_weight, &to_bias))
         return nullptr;
     Py_BEGIN_ALLOW_THREADS;
     const double pixels = s.n * s.h * s.w, *mean = at<double>(saved), *inverse = mean + s.c;
     std::vector<double> found(2 * s.c);
     std::vector<float> affine(3 * s.c);
-    loops->passed(at<float>(out), at<float>(best), at<float>(grad), s.n * (s.h / 2) * (s.w / 2), s.c, &found[0], &found[s.c]);
+    loops->passed(at<float>(out), at<float>(best), at<float>(grad), s.n * (s.h / 2) * (s.w / 2), s.c, &found[0],
+                  &found[s.c]);
     for (long k = 0; k < s.c; k++) {
         const double scale = at<float>(weight)[k] * inverse[k];
         const double sum = found[k], dot = (found[s.c + k] - mean[k] * sum) * inverse[k];
@@ -311,7 +313,8 @@ bool parse_layers(PyObject *tuples, std::vector<Layer> &layers) {
 
 // Gives each thread its part of every layer: of the columns or of the rows, as `size` says.
 template <typename Work>
-void share_layers(Crew &crew, const std::vector<Layer> &layers, long Layer::*size, long grain, long threads, const Work &work) {
+void share_layers(Crew &crew, const std::vector<Layer> &layers, long Layer::*size, long grain, long threads,
+                  const Work &work) {
     long numbers = 0;
     for (const Layer &layer : layers) numbers += layer.count * layer.width;
     const long parts = numbers < ALONE ? 1 : PARTS * threads;
@@ -328,7 +331,8 @@ PyObject *product(PyObject *, PyObject *args) {
     PyObject *tuples;
     std::vector<Layer> layers;
     long n, threads;
-    if (!PyArg_ParseTuple(args, "O!ll", &PyTuple_Type, &tuples, &n, &threads) || !parse_layers(tuples, layers)) return nullptr;
+    if (!PyArg_ParseTuple(args, "O!ll", &PyTuple_Type, &tuples, &n, &threads) || !parse_layers(tuples, layers))
+        return nullptr;
     Crew &crew = Crew::here();
     Py_BEGIN_ALLOW_THREADS;
     share_layers(crew, layers, &Layer::width, 64, threads, [&](const Layer &l, long start, long end) {
@@ -342,7 +346,8 @@ PyObject *inner(PyObject *, PyObject *args) {
     PyObject *tuples;
     std::vector<Layer> layers;
     long n, threads;
-    if (!PyArg_ParseTuple(args, "O!ll", &PyTuple_Type, &tuples, &n, &threads) || !parse_layers(tuples, layers)) return nullptr;
+    if (!PyArg_ParseTuple(args, "O!ll", &PyTuple_Type, &tuples, &n, &threads) || !parse_layers(tuples, layers))
+        return nullptr;
     Crew &crew = Crew::here();
     Py_BEGIN_ALLOW_THREADS;
     share_layers(crew, layers, &Layer::count, 4, threads, [&](const Layer &l, long start, long end) {
@@ -362,7 +367,8 @@ PyObject *write_sum(PyObject *, PyObject *args) {
     Crew &crew = Crew::here();
     Py_BEGIN_ALLOW_THREADS;
     share_layers(crew, layers, &Layer::width, 64, threads, [&](const Layer &l, long start, long end) {
-        loops->write_sum(at<float>(l.bank), at<int64_t>(ids), at<float>(l.one), at<float>(l.other), n, l.width, start, end);
+        loops->write_sum(at<float>(l.bank), at<int64_t>(ids), at<float>(l.one), at<float>(l.other), n, l.width, start,
+                         end);
     });
     Py_END_ALLOW_THREADS;
     Py_RETURN_NONE;
@@ -389,8 +395,8 @@ PyObject *forward(PyObject *, PyObject *args) {
     Address ids, alpha;
     Hyper net{};
     long n, threads;
-    if (!PyArg_ParseTuple(args, "O(llll)KlKl", &addresses, &net.layers, &net.embedding, &net.hidden, &net.columns, &ids, &n,
-                          &alpha, &threads) ||
+    if (!PyArg_ParseTuple(args, "O(llll)KlKl", &addresses, &net.layers, &net.embedding, &net.hidden, &net.columns, &ids,
+                          &n, &alpha, &threads) ||
         !parse_hyper(addresses, net))
         return nullptr;
     Crew &crew = Crew::here();
@@ -409,9 +415,9 @@ PyObject *climb(PyObject *, PyObject *args) {
     Hyper net{};
     Adam adam;
     long n, threads;
-    if (!PyArg_ParseTuple(args, "O(llll)KK(dddd)KlKKl", &addresses, &net.layers, &net.embedding, &net.hidden, &net.columns,
-                          &body_steps, &head_steps, &adam.lr, &adam.beta1, &adam.beta2, &adam.epsilon, &ids, &n, &g, &sent,
-                          &threads) ||
+    if (!PyArg_ParseTuple(args, "O(llll)KK(dddd)KlKKl", &addresses, &net.layers, &net.embedding, &net.hidden,
+                          &net.columns, &body_steps, &head_steps, &adam.lr, &adam.beta1, &adam.beta2, &adam.epsilon,
+                          &ids, &n, &g, &sent, &threads) ||
         !parse_hyper(addresses, net))
         return nullptr;
     Crew &crew = Crew::here();
@@ -441,7 +447,8 @@ PyMethodDef methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_compiled", "Compiled inner loops.", 0, methods, nullptr, nullptr, nullptr, nullptr};
+PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_compiled", "Compiled inner loops.", 0, methods, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace
 
