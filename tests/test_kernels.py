@@ -104,6 +104,37 @@ def test_a_forked_process_has_threads_of_its_own(level: str) -> None:
             assert pool.map_async(_product, [level] * 4).get(timeout=60) == [4e6] * 4
 
 
+@levels
+def test_what_does_not_fit_is_refused(level: str) -> None:
+    bank, row, both = torch.zeros(5, 8), [torch.ones(1, 8)] * 2, [torch.ones(2, 8)]
+    with kernels.switch(level):
+        for call in (
+            lambda: kernels.product([torch.ones(2, 4)], [bank]),
+            lambda: kernels.product([torch.ones(2, 5), torch.ones(3, 5)], [bank, bank]),
+            lambda: kernels.inner([torch.ones(2, 7)], [bank]),
+            lambda: kernels.inner([torch.ones(kernels.FEW + 1, 8)], [bank]),
+            lambda: kernels.write_sum([bank], torch.tensor([0]), both, both),
+            lambda: kernels.write_sum(
+                [bank, bank[:3]], torch.tensor([4]), [torch.ones(1, 8)] * 2, [torch.ones(1, 8)] * 2
+            ),
+        ):
+            with pytest.raises(ValueError, match="do not belong together"):
+                call()
+        for odd in (-1, 5):
+            with pytest.raises(IndexError, match="of 5"):
+                kernels.write_sum([bank], torch.tensor([odd]), row[:1], row[:1])
+    assert not bank.any()
+
+
+@levels
+def test_row_numbers_may_have_gaps_and_any_integer_type(level: str) -> None:
+    with kernels.switch(level):
+        for ids in (torch.tensor([3, 9, 1, 9])[::2], torch.tensor([3, 1], dtype=torch.int32)):
+            bank = torch.zeros(5, 8)
+            kernels.write_sum([bank], ids, [torch.ones(2, 8)], [torch.ones(2, 8)])
+            assert bank.sum(1).tolist() == [0, 16, 0, 16, 0]
+
+
 def test_there_are_loops_where_a_compiler_and_a_processor_were_found() -> None:
     """An installation that failed to build them silently would only be slow."""
     cpu = Path("/proc/cpuinfo")

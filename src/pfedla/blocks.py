@@ -27,7 +27,7 @@ def norm_pool_relu(x: Tensor, norm: nn.Module | None = None) -> Tensor:
         return functional.max_pool2d(x if norm is None else norm(x), 2).relu()
     if norm is None:
         return kernels.pool_relu(x)
-    if not _plain(norm) or (torch.is_grad_enabled() and not norm.training):
+    if not _plain(norm, x.shape[1]) or (torch.is_grad_enabled() and not norm.training):
         return functional.max_pool2d(norm(x), 2).relu()
     mean, variance, seen = norm.running_mean, norm.running_var, norm.num_batches_tracked
     assert mean is not None
@@ -54,10 +54,11 @@ def _fits(x: Tensor) -> bool:
     )
 
 
-def _plain(norm: nn.Module) -> TypeGuard[nn.BatchNorm2d]:
-    """Say whether this is torch's batch norm as it comes, which nobody listens to."""
+def _plain(norm: nn.Module, channels: int) -> TypeGuard[nn.BatchNorm2d]:
+    """Say whether this is torch's batch norm as it comes, for so many channels, which nobody listens to."""
     return (
         type(norm) is nn.BatchNorm2d
+        and norm.num_features == channels
         and norm.affine
         and norm.track_running_stats
         and norm.momentum is not None

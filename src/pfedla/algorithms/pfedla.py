@@ -239,8 +239,8 @@ class PFedLA(Algorithm[Clients]):
     def _step(self, state: Clients, ids: Tensor, g: Tensor, sent: Tensor) -> None:
         """Eqs. 10-11: move the hypernetworks up their gradient; the heads of retained layers take no step."""
         (_, body, heads, _), optimizer = state, self._optimizer
-        if optimizer.rule == "adam" and kernels.usable(*_networks(state), g):
-            moving = [(*ours.values(), *theirs.values()) for ours, theirs in zip(body[:3], heads[:3], strict=True)]
+        moving = [(*ours.values(), *theirs.values()) for ours, theirs in zip(body[:3], heads[:3], strict=True)]
+        if optimizer.rule == "adam" and kernels.usable(g, *(x for part in moving for x in part)):
             numbers = optimizer.lr, *optimizer.decay, optimizer.epsilon
             kernels.climb(moving, (body.steps, heads.steps), numbers, ids, g, sent)
             return

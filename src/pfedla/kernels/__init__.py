@@ -93,6 +93,7 @@ def usable(*tensors: Tensor) -> bool:
 
 def product(weights: Sequence[Tensor], banks: Sequence[Tensor]) -> list[Tensor]:
     """Return `weights @ rows` of each layer: `(n, numbers)`."""
+    _check(all(w.shape == (len(weights[0]), len(rows)) for w, rows in zip(weights, banks, strict=True)))
     out = [rows.new_empty(len(some), rows.shape[1]) for some, rows in zip(weights, banks, strict=True)]
     _compiled.product(_layers(banks, weights, out), len(weights[0]), torch.get_num_threads())
     return out
@@ -100,7 +101,8 @@ def product(weights: Sequence[Tensor], banks: Sequence[Tensor]) -> list[Tensor]:
 
 def inner(delta: Sequence[Tensor], banks: Sequence[Tensor]) -> list[Tensor]:
     """Return `delta @ rows.T` of each layer: `(n, N)`; n is `FEW` at most."""
-    assert len(delta[0]) <= FEW
+    _check(len(delta[0]) <= FEW)
+    _check(all(x.shape == (len(delta[0]), rows.shape[1]) for x, rows in zip(delta, banks, strict=True)))
     out = [rows.new_empty(len(some), len(rows)) for some, rows in zip(delta, banks, strict=True)]
     _compiled.inner(_layers(banks, delta, out), len(delta[0]), torch.get_num_threads())
     return out
@@ -108,6 +110,9 @@ def inner(delta: Sequence[Tensor], banks: Sequence[Tensor]) -> list[Tensor]:
 
 def write_sum(banks: Sequence[Tensor], ids: Tensor, one: Sequence[Tensor], other: Sequence[Tensor]) -> None:
     """Write `one + other` into the rows `ids` of each layer's bank."""
+    ids = _rows_of(banks[0], ids)
+    for rows, *parts in zip(banks, one, other, strict=True):
+        _check(len(rows) == len(banks[0]) and all(x.shape == (len(ids), rows.shape[1]) for x in parts))
     _compiled.write_sum(_layers(banks, one, other), ids.data_ptr(), len(ids), torch.get_num_threads())
 
 
@@ -123,7 +128,7 @@ def forward(networks: tuple[Tensor, ...], layers: int, ids: Tensor) -> Tensor:
 
     `networks` are all clients' parameters: v, weight1, bias1, weight2, bias2 and the heads' weight and bias.
     """
-    sizes = _sizes(networks, layers)
+    ids, sizes = _rows_of(networks[0], ids), _sizes(networks, layers)
     alpha = torch.empty(len(ids), layers, sizes[-1])
     _compiled.forward(
         _addresses(*networks) * 3, sizes, ids.data_ptr(), len(ids), alpha.data_ptr(), torch.get_num_threads()
@@ -144,10 +149,11 @@ def climb(
     `moving` are the parameters as `forward` takes them and, in the same order, their first and second moments; `steps`
     counts the steps of bodies and heads; `adam` is its rate, its two decays and its epsilon.
     """
-    g, sent = g.contiguous(), sent.contiguous()
+    ids, g, sent, sizes = _rows_of(steps[0], ids), g.contiguous(), sent.contiguous(), _sizes(moving[0], g.shape[1])
+    _check(g.shape == (len(ids), sizes[0], sizes[-1]) and sent.shape == g.shape[:2] and sent.dtype == torch.bool)
     _compiled.climb(
         tuple(x.data_ptr() for part in moving for x in part),
-        _sizes(moving[0], g.shape[1]),
+        sizes,
         *_addresses(*steps),
         adam,
         ids.data_ptr(),
@@ -241,6 +247,19 @@ def _sizes(networks: tuple[Tensor, ...], layers: int) -> Shape:
     """Return the numbers of layers, of an embedding, of hidden units and of a head's columns."""
     weight1, weight = networks[1], networks[5]
     return layers, weight1.shape[1], weight1.shape[2], weight.shape[2]
+
+
+def _rows_of(bank: Tensor, ids: Tensor) -> Tensor:
+    """Return row numbers as the loops read them; refuse those that there are not."""
+    if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < len(bank)):
+        raise IndexError(f"rows {ids.tolist()} of {len(bank)}")
+    return ids.to("cpu", torch.int64).contiguous()
+
+
+def _check(fits: bool) -> None:
+    """Refuse sizes with which a loop would leave its memory."""
+    if not fits:
+        raise ValueError("these sizes do not belong together")
 
 
 def _addresses(*tensors: Tensor) -> tuple[int, ...]:
