@@ -222,7 +222,8 @@ def demo(seeds: int, workers: int | None, out: Path, overwrite: bool, quiet: boo
     if not quiet:
         picture = out / f"pfedla-seed{experiment.run.seed}" / "weights.png"
         _say(f"who learns from whom, layer by layer, the hidden groups outlined: {picture}")
-        _say("one seed is an anecdote: pfedla demo --seeds 5 goes on with four more")
+        if seeds == 1:
+            _say("one seed is an anecdote: pfedla demo --seeds 5 goes on with four more")
 
 
 def _compare(
