@@ -23,12 +23,11 @@ def norm_pool_relu(x: Tensor, norm: nn.Module | None = None) -> Tensor:
     norms, precisions and devices, more than one thread) is left to torch.
     """
     norm = None if isinstance(norm, nn.Identity) else norm
-    if not _fits(x):
-        return functional.max_pool2d(x if norm is None else norm(x), 2).relu()
-    if norm is None:
+    fits = _fits(x)
+    if fits and norm is None:
         return kernels.pool_relu(x)
-    if not _plain(norm, x.shape[1]) or (torch.is_grad_enabled() and not norm.training):
-        return functional.max_pool2d(norm(x), 2).relu()
+    if norm is None or not (fits and _plain(norm, x.shape[1]) and (norm.training or not torch.is_grad_enabled())):
+        return functional.max_pool2d(x if norm is None else norm(x), 2).relu()
     mean, variance, seen = norm.running_mean, norm.running_var, norm.num_batches_tracked
     assert mean is not None
     assert variance is not None

@@ -181,12 +181,18 @@ class Crew {
     std::condition_variable called_;
 };
 
-// Calls work(start, end) for parts of 0..size, whose bounds are multiples of `grain`.
+// Where a part of 0..size begins, a multiple of `grain`.
+long bound(long size, long grain, long part, long parts) {
+    return std::min(size, (size + grain - 1) / grain * part / parts * grain);
+}
+
+// Calls work(i) for all i below n, in several threads.
 template <typename Work>
-void share(Crew &crew, long size, long grain, long threads, const Work &work) {
-    const long grains = (size + grain - 1) / grain, parts = threads < 2 ? 1 : std::min(grains, PARTS * threads);
-    const auto bound = [&](long part) { return std::min(size, grains * part / parts * grain); };
-    crew.run(parts, threads, [&](long part) { work(bound(part), bound(part + 1)); });
+void share(Crew &crew, long n, long threads, const Work &work) {
+    const long parts = threads < 2 ? 1 : std::min(n, PARTS * threads);
+    crew.run(parts, threads, [&](long part) {
+        for (long i = bound(n, 1, part, parts); i < bound(n, 1, part + 1, parts); i++) work(i);
+    });
 }
 
 template <typename T>
@@ -320,14 +326,14 @@ void share_layers(Crew &crew, const std::vector<Layer> &layers, long Layer::*siz
     const long parts = numbers < ALONE ? 1 : PARTS * threads;
     crew.run(parts, threads, [&](long part) {
         for (const Layer &layer : layers) {
-            const long grains = (layer.*size + grain - 1) / grain;
-            const auto bound = [&](long part) { return std::min(layer.*size, grains * part / parts * grain); };
-            if (bound(part) < bound(part + 1)) work(layer, bound(part), bound(part + 1));
+            const long start = bound(layer.*size, grain, part, parts), end = bound(layer.*size, grain, part + 1, parts);
+            if (start < end) work(layer, start, end);
         }
     });
 }
 
-PyObject *product(PyObject *, PyObject *args) {
+// Multiplies something with the bank of each layer, by a loop that works on a part of its rows or columns.
+PyObject *multiply(PyObject *args, decltype(Loops::product) loop, long Layer::*size, long grain) {
     PyObject *tuples;
     std::vector<Layer> layers;
     long n, threads;
@@ -335,27 +341,16 @@ PyObject *product(PyObject *, PyObject *args) {
         return nullptr;
     Crew &crew = Crew::here();
     Py_BEGIN_ALLOW_THREADS;
-    share_layers(crew, layers, &Layer::width, 64, threads, [&](const Layer &l, long start, long end) {
-        loops->product(at<float>(l.one), at<float>(l.bank), n, l.count, l.width, at<float>(l.other), start, end);
+    share_layers(crew, layers, size, grain, threads, [&](const Layer &l, long start, long end) {
+        loop(at<float>(l.one), at<float>(l.bank), n, l.count, l.width, at<float>(l.other), start, end);
     });
     Py_END_ALLOW_THREADS;
     Py_RETURN_NONE;
 }
 
-PyObject *inner(PyObject *, PyObject *args) {
-    PyObject *tuples;
-    std::vector<Layer> layers;
-    long n, threads;
-    if (!PyArg_ParseTuple(args, "O!ll", &PyTuple_Type, &tuples, &n, &threads) || !parse_layers(tuples, layers))
-        return nullptr;
-    Crew &crew = Crew::here();
-    Py_BEGIN_ALLOW_THREADS;
-    share_layers(crew, layers, &Layer::count, 4, threads, [&](const Layer &l, long start, long end) {
-        loops->inner(at<float>(l.one), at<float>(l.bank), n, l.count, l.width, at<float>(l.other), start, end);
-    });
-    Py_END_ALLOW_THREADS;
-    Py_RETURN_NONE;
-}
+PyObject *product(PyObject *, PyObject *args) { return multiply(args, loops->product, &Layer::width, 64); }
+
+PyObject *inner(PyObject *, PyObject *args) { return multiply(args, loops->inner, &Layer::count, 4); }
 
 PyObject *write_sum(PyObject *, PyObject *args) {
     PyObject *tuples;
@@ -402,9 +397,8 @@ PyObject *forward(PyObject *, PyObject *args) {
     Crew &crew = Crew::here();
     Py_BEGIN_ALLOW_THREADS;
     const long size = net.layers * net.columns;
-    share(crew, n, 1, n * size * net.hidden < ALONE ? 1 : threads, [&](long start, long end) {
-        for (long i = start; i < end; i++) loops->forward(net, at<int64_t>(ids)[i], at<float>(alpha) + i * size);
-    });
+    share(crew, n, n * size * net.hidden < ALONE ? 1 : threads,
+          [&](long i) { loops->forward(net, at<int64_t>(ids)[i], at<float>(alpha) + i * size); });
     Py_END_ALLOW_THREADS;
     Py_RETURN_NONE;
 }
@@ -424,9 +418,8 @@ PyObject *climb(PyObject *, PyObject *args) {
     Py_BEGIN_ALLOW_THREADS;
     const long size = net.layers * net.columns;
     net.body_steps = at<int64_t>(body_steps), net.head_steps = at<int64_t>(head_steps);
-    share(crew, n, 1, n * size * net.hidden < ALONE ? 1 : threads, [&](long start, long end) {
-        for (long i = start; i < end; i++)
-            loops->climb(net, adam, at<int64_t>(ids)[i], at<float>(g) + i * size, at<bool>(sent) + i * net.layers);
+    share(crew, n, n * size * net.hidden < ALONE ? 1 : threads, [&](long i) {
+        loops->climb(net, adam, at<int64_t>(ids)[i], at<float>(g) + i * size, at<bool>(sent) + i * net.layers);
     });
     Py_END_ALLOW_THREADS;
     Py_RETURN_NONE;
