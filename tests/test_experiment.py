@@ -17,6 +17,7 @@ from pfedla.algorithms import ALGORITHMS
 from pfedla.config import Tables
 from pfedla.errors import ConfigError, DataError, ModelError
 from pfedla.simulation import Progress
+from pfedla.storage import is_mapped
 
 QUICK = Training(local_epochs=2, batch_size=8)
 ISSUE_KEYS = {
@@ -56,6 +57,17 @@ def test_arrays_and_tensors_give_the_same_run() -> None:
     assert timeless(one.summary) == timeless(other.summary)
     assert one.alpha is not None
     assert one.alpha.shape == (1, 3, 1, 3)
+
+
+def test_where_models_lie_and_whether_they_are_kept_do_not_change_a_run() -> None:
+    pairs = [arrays(seed=i) for i in range(3)]
+    memory, disk, dropped = run(pairs), run(pairs, storage="disk"), run(pairs, keep_models=False)
+    assert timeless(memory.summary) == timeless(disk.summary) == timeless(dropped.summary)
+    for key, rows in memory.personalized.items():
+        assert torch.equal(rows, disk.personalized[key])
+        assert (is_mapped(rows), is_mapped(disk.personalized[key])) == (False, True)
+    with pytest.raises(ConfigError, match="not kept"):
+        dropped.model(0)
 
 
 def test_own_test_data_are_used_for_the_test_alone() -> None:
@@ -152,7 +164,13 @@ def test_what_is_no_algorithm_is_refused(wrong: Any) -> None:
         run([arrays()], algorithm=wrong)
 
 
-@pytest.mark.parametrize("wrong", [{"device": "gpu9"}, {"rounds": 0}, {"participants": 4}, {"eval_every": 0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"device": "gpu9"}, {"rounds": 0}, {"participants": 4}, {"eval_every": 0}),
+        *({"storage": "disc"}, {"fleet": "slurm"}),
+    ],
+)
 def test_settings_that_do_not_fit_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         run([arrays()] * 3, **wrong)

@@ -52,6 +52,9 @@ class Run:
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""
         _at_least("run", self, rounds=1, participants=0, eval_every=1, checkpoint_every=0, workers=-1)
+        for name, hint in typing.get_type_hints(type(self)).items():
+            if typing.get_origin(hint) is Literal:
+                _coerce(getattr(self, name), hint, f"run.{name}")
 
 
 @dataclass(frozen=True)

@@ -119,6 +119,8 @@ def run(
     seed: int = 0,
     workers: int | None = None,
     device: str = "cpu",
+    storage: Literal["memory", "disk"] = "memory",
+    keep_models: bool = True,
     fleet: Literal["local", "ray"] = "local",
     watch: Watch | None = None,
 ) -> Result:
@@ -149,6 +151,12 @@ def run(
         Decides every random number.
     workers
         Processes; one a core by default, 0 to work in this one. The result does not depend on it.
+    device
+        Where models are trained: `"cpu"`, `"cuda"`, ...
+    storage
+        Where all clients' models lie: in memory, or on disk, in temporary files, if they exceed it.
+    keep_models
+        Make every client's personalized model at the end. Without, there is no `Result.model`.
     fleet
         Where the clients run: on this machine, or on a Ray cluster (docs/scale.md). The result does not depend on it.
     watch
@@ -170,6 +178,8 @@ def run(
         eval_every=eval_every,
         workers=-1 if workers is None else workers,
         device=device,
+        storage=storage,
+        keep_models=keep_models,
         fleet=fleet,
     )
     make = (lambda: copy.deepcopy(model)) if isinstance(model, nn.Module) else model

@@ -24,7 +24,7 @@ from pfedla.ledger import Ledger
 from pfedla.randomness import seed_of, stream
 from pfedla.rounds import Server, chunks, evaluate, participants, run_round, uninterrupted
 from pfedla.rundirectory import Moment, RunDirectory
-from pfedla.storage import mapped, zeros
+from pfedla.storage import let_go, mapped, zeros
 from pfedla.training import Samples
 
 __all__ = ["Progress", "Result", "check_model", "fleet_of", "seeded", "simulate"]
@@ -154,6 +154,7 @@ def _personalized(algorithm: Algorithm[Any], server: Server, fleet: SimulatedFle
             if key not in personalized:
                 personalized[key] = zeros((n, some.shape[1]), some.dtype)
             personalized[key][ids.start : ids.stop] = some
+        let_go()
     return personalized
 
 
