@@ -3,12 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 LOOPS := src/pfedla/kernels/module.cpp src/pfedla/kernels/loops.inc
 
-.PHONY: help install demo test check format bench bench-peers clean
+.PHONY: help install demo test check sanitize format bench bench-peers clean
 
 help:
 	@echo "make demo    set up, then compare four methods on the embedded images (runs/demo)"
 	@echo "make test    set up, then run every check that CI runs"
 	@echo "make check   the checks alone: formatting, lint, types, tests"
+	@echo "make sanitize   the compiled loops' tests with GCC's address and undefined-behaviour sanitizers"
 	@echo "make format  format and fix what can be fixed"
 	@echo "make bench   speed and memory, as ratios within one run (docs/benchmarks.md); five minutes"
 	@echo "make bench-peers   set up Flower and pfl under .bench-envs, then compare with them; four minutes after set-up"
@@ -34,6 +35,16 @@ check:
 	$(BIN)/mypy
 	$(BIN)/pytest
 
+# A second build of the package; Python itself is not instrumented, so the runtimes are loaded before it.
+sanitize: install
+	rm -rf build/sanitized
+	CXXFLAGS="-g -fsanitize=address,undefined -fno-sanitize-recover=all" $(BIN)/python -W ignore \
+		-c 'import setuptools; setuptools.setup()' --quiet build --build-base build/sanitized --build-lib build/sanitized
+	grep -q __asan_ build/sanitized/pfedla/kernels/*.so  # else the flags were lost, and nothing would be found
+	PYTHONPATH=build/sanitized ASAN_OPTIONS=detect_leaks=0 \
+		LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+		$(BIN)/python -m pytest -q --capture=no -k 'kernels or blocks or products or pfedla' tests/test_*.py tests/algorithms
+
 format:
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -58,4 +69,4 @@ bench-peers: install .bench-envs/flower/.installed .bench-envs/pfl/.installed
 	$(BENCH) peers
 
 clean:
-	rm -rf .venv .bench-envs .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .bench-envs build .mypy_cache .ruff_cache .pytest_cache .hypothesis
