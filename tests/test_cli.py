@@ -195,6 +195,9 @@ def test_table_reads_what_compare_wrote(pfedla: Any) -> None:
     assert code == 0
     assert out.splitlines()[0] == "| method | both | comparison |"
     assert out.splitlines()[2].startswith("| `local` | 0.0 | 0.0 |")
+    code, out, _ = pfedla("table", "both", "--value", "mb-up", "--against", "local")
+    assert (code, out.splitlines()[0]) == (0, "| above `local` | both |")
+    assert out.splitlines()[2].startswith("| `fedavg` | +")
     code, _, err = pfedla("table", "both/local-seed0/config.toml")
     assert code == 1
     assert "is no comparison that pfedla compare wrote" in err

@@ -272,7 +272,8 @@ def _compare(
 @cli.command()
 @click.argument("comparisons", nargs=-1, required=True, type=_path)
 @click.option("--value", type=click.Choice(list(VALUES)), default="accuracy", show_default=True, help="What to show.")
-def table(comparisons: tuple[Path, ...], value: str) -> None:
+@click.option("--against", metavar="METHOD", help="Show differences from this method, taken seed by seed.")
+def table(comparisons: tuple[Path, ...], value: str, against: str | None) -> None:
     """Put comparisons side by side: a Markdown table with a row a method and a column a comparison.
 
     A comparison is a folder that `pfedla compare` wrote, or its comparison.json under any name.
@@ -281,7 +282,7 @@ def table(comparisons: tuple[Path, ...], value: str) -> None:
     for path in comparisons:
         file = path / COMPARISON if path.is_dir() else path
         found[path.name.removesuffix(".json")] = read_comparison(file)
-    _say(overview(found, value).rstrip())
+    _say(overview(found, value, against).rstrip())
 
 
 @cli.command()

@@ -3,8 +3,10 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import pytest
 from rich.console import Console
 
+from pfedla.errors import ConfigError
 from pfedla.report.tables import comparison_table, overview
 
 
@@ -53,7 +55,7 @@ def test_seeds_are_averaged_and_their_spread_is_shown() -> None:
 
 def test_comparisons_stand_side_by_side() -> None:
     def of(label: str, *accuracies: float) -> list[dict[str, Any]]:
-        return [{**summary(accuracy, 10**6), "label": label} for accuracy in accuracies]
+        return [{**summary(accuracy, 10**6, seed), "label": label} for seed, accuracy in enumerate(accuracies)]
 
     one = of("alone", 0.5, 0.52) + of("wide", 0.75)
     lines = overview({"one": one, "other": of("wide", 0.6)}).splitlines()
@@ -61,3 +63,17 @@ def test_comparisons_stand_side_by_side() -> None:
     assert lines[2] == "| `alone` | 51.00 ± 1.41 | - |"
     assert lines[3] == "| `wide` | **75.00** (1 of 2) | 60.00 |"
     assert overview({"one": one}, "mb-down").splitlines()[3] == "| `wide` | 1.0 (1 of 2) |"
+
+
+def test_differences_are_taken_seed_by_seed() -> None:
+    def of(label: str, **accuracies: float) -> list[dict[str, Any]]:
+        return [{**summary(a, 10**6, int(seed[1:])), "label": label} for seed, a in accuracies.items()]
+
+    one = of("alone", s0=0.5, s1=0.6, s2=0.4) + of("wide", s1=0.63, s0=0.51) + of("new", s7=0.9)
+    lines = overview({"one": one, "other": of("wide", s0=0.6)}, against="alone").splitlines()
+    assert lines[0] == "| above `alone` | one | other |"
+    assert lines[2:] == ["| `wide` | +2.00 ± 1.41 | - |", "| `new` | - | - |"]
+    lines = overview({"one": one}, against="wide").splitlines()
+    assert lines[2] == "| `alone` | -2.00 ± 1.41 |"
+    with pytest.raises(ConfigError, match=r"unknown method 'alon'.*alone"):
+        overview({"one": one}, against="alon")

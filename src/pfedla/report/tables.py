@@ -10,6 +10,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from pfedla.errors import unknown_name
+
 __all__ = ["VALUES", "comparison_table", "overview"]
 
 Summary = dict[str, Any]
@@ -30,31 +32,54 @@ VALUES: dict[str, Column] = dict(
 )
 
 
-def overview(comparisons: Mapping[str, Sequence[Summary]], value: str = "accuracy") -> str:
+Cells = dict[str, dict[str, dict[int, float]]]  # method -> comparison -> seed -> value
+
+
+def overview(comparisons: Mapping[str, Sequence[Summary]], value: str = "accuracy", against: str | None = None) -> str:
     """Return one value of several comparisons as a Markdown table: a row a method, a column a comparison.
 
     Cells are means over the seeds with their standard deviation, the best of a column in bold; where a method has
-    fewer seeds than others, their number stands beside it.
+    fewer seeds than others, their number stands beside it. With a method to hold the others `against`, they are the
+    differences from it, taken seed by seed: what makes one seed harder than another for everybody falls out.
     """
     _, get, form, better = VALUES[value]
-    cells: dict[str, dict[str, list[float]]] = {}
+    cells: Cells = {}
     for column, summaries in comparisons.items():
         for summary in summaries:
-            cells.setdefault(summary["label"], {}).setdefault(column, []).append(get(summary))
-    lines = [["method", *comparisons], ["---"] * (1 + len(comparisons))]
+            cells.setdefault(summary["label"], {}).setdefault(column, {})[summary["seed"]] = get(summary)
+    if against is not None:
+        cells, better = _differences(cells, against), max(better, 0)
+    lines = [["method" if against is None else f"above `{against}`", *comparisons], ["---"] * (1 + len(comparisons))]
     lines += [[f"`{label}`"] for label in cells]
     for column in comparisons:
-        found = {label: row[column] for label, row in cells.items() if column in row}
-        seeds = max(len(values) for values in found.values())
+        found = {label: list(row[column].values()) for label, row in cells.items() if row.get(column)}
+        seeds = max(map(len, found.values()), default=0)
         best = _best([fmean(values) for values in found.values()], better)
         for line, label in zip(lines[2:], cells, strict=True):
             if label not in found:
                 line.append("-")
                 continue
             mean, count = fmean(found[label]), len(found[label])
-            text = form(mean) + (f" ± {form(stdev(found[label]))}" if count > 1 else "")
+            text = ("+" if against is not None and mean > 0 else "") + form(mean)
+            text += f" ± {form(stdev(found[label]))}" if count > 1 else ""
             line.append((f"**{text}**" if mean == best else text) + (f" ({count} of {seeds})" if count < seeds else ""))
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _differences(cells: Cells, against: str) -> Cells:
+    """Return by how much each method is above one of them, for the seeds that both have."""
+    if against not in cells:
+        raise unknown_name("method", against, cells)
+    base = cells[against]
+    return {
+        label: {
+            column: {seed: found - base[column][seed] for seed, found in values.items() if seed in base[column]}
+            for column, values in row.items()
+            if column in base
+        }
+        for label, row in cells.items()
+        if label != against
+    }
 
 
 def comparison_table(runs: Sequence[tuple[str, Sequence[Summary]]], title: str | None = None) -> Table:
