@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from pfedla.algorithms import FedRep
+from pfedla.algorithms import FedAvg, FedRep
 from pfedla.errors import ConfigError
-from pfedla.fleet import Setting
+from pfedla.fleet import Setting, SimulatedFleet
 from pfedla.layers import Layers
-from pfedla.training import Task
+from pfedla.ledger import Ledger
+from pfedla.rounds import Server, run_round
+from pfedla.training import Samples, Task
 from pfedla.wire import Payload
 
 LR = 0.05
@@ -88,6 +91,23 @@ def test_what_is_frozen_keeps_its_running_statistics(
     kept, upload = made.algorithm.train(own, got, task_of(made, [0]))
     assert kept["bn#counters"].tolist() == [[1]]  # one batch: the epoch of the body, not the three of the head
     assert {"bn", "bn#stats", "conv"} == set(upload.layers)
+
+
+def test_without_a_head_it_is_fedavg_for_the_bodys_epochs(
+    setting: Callable[..., Setting], data: Callable[..., list[Samples]], same: Callable[..., None]
+) -> None:
+    def play(algorithm: FedAvg, epochs: int) -> Layers:
+        made = replace(setting(algorithm, "mlp", local_epochs=epochs, batch_size=100), algorithm=algorithm)
+        server = Server(algorithm.init(made.spec.read(made.template), 3, torch.Generator()))
+        with SimulatedFleet(made, data(3), data(3), workers=0) as fleet:
+            for ids in ([0, 1], [1, 2]):
+                run_round(algorithm, server, fleet, Ledger(made.spec.names), ids)
+        return dict(server.state.theta)
+
+    found = play(FedRep(body_epochs=2, personal=()), 5)
+    same(found, play(FedAvg(), 2), atol=1e-6)
+    with pytest.raises(AssertionError):
+        same(found, play(FedAvg(), 3), atol=1e-6)
 
 
 def test_local_epochs_are_shared_between_head_and_body_or_refused(
