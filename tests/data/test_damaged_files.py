@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pfedla.data.datasets import load_dataset, load_folder
+from pfedla.data.datasets import load_dataset
+from pfedla.data.files import load_folder
 from pfedla.errors import DataError
 from tests.data.official import IMAGES, LABELS, Command, idx, pickled, pixels, write, write_idx
 

@@ -91,10 +91,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 @pytest.fixture(autouse=True)
-def delays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[float]:
-    """Collect the pauses instead of making them; keep away from the user's own data."""
-    monkeypatch.delenv("PFEDLA_DATA", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Collect the pauses instead of making them."""
     pauses: list[float] = []
     monkeypatch.setattr("pfedla.data.download.time.sleep", pauses.append)
     return pauses

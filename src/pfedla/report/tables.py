@@ -15,6 +15,7 @@ from pfedla.errors import unknown_name
 __all__ = ["VALUES", "comparison_table", "overview"]
 
 Summary = dict[str, Any]
+Cells = dict[str, dict[str, dict[int, float]]]  # method -> comparison -> seed -> value
 Column = tuple[str, Callable[[Summary], float], Callable[[float], str], int]  # heading, value, format, better: 1 or -1
 
 COLUMNS: tuple[Column, ...] = (
@@ -30,9 +31,6 @@ COLUMNS: tuple[Column, ...] = (
 VALUES: dict[str, Column] = dict(
     zip(("accuracy", "spread", "worst", "after-training", "mb-down", "mb-up", "seconds"), COLUMNS, strict=True)
 )
-
-
-Cells = dict[str, dict[str, dict[int, float]]]  # method -> comparison -> seed -> value
 
 
 def overview(comparisons: Mapping[str, Sequence[Summary]], value: str = "accuracy", against: str | None = None) -> str:
