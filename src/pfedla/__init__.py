@@ -30,6 +30,7 @@ from pfedla.algorithms import (
     PerFedAvg,
     PFedHN,
     PFedLA,
+    PFedLAPeers,
     PFedMe,
     Scaffold,
     SimilarityLayer,
@@ -38,16 +39,22 @@ from pfedla.algorithms import (
 from pfedla.config import Experiment
 from pfedla.data.datasets import load_dataset
 from pfedla.errors import PfedlaError
-from pfedla.experiment import resume, run, run_experiment
+from pfedla.experiment import load, resume, run, run_experiment
 from pfedla.layers import Layers, LayerSpec
-from pfedla.simulation import Progress, Result
+from pfedla.objective import Binary, Classification, Custom, MultiLabel, Objective, PerPosition, Regression
+from pfedla.record import Result, RunRecord
+from pfedla.rounds import Progress
 from pfedla.training import Task, Training
+from pfedla.version import __version__
 from pfedla.wire import Payload
 
 __all__ = [
     "ALGORITHMS",
     "APFL",
     "Algorithm",
+    "Binary",
+    "Classification",
+    "Custom",
     "Ditto",
     "Experiment",
     "FedALA",
@@ -64,24 +71,29 @@ __all__ = [
     "LayerSpec",
     "Layers",
     "Local",
+    "MultiLabel",
+    "Objective",
     "PFedHN",
     "PFedLA",
+    "PFedLAPeers",
     "PFedMe",
     "Payload",
     "PerFedAvg",
+    "PerPosition",
     "PfedlaError",
     "Progress",
+    "Regression",
     "Result",
+    "RunRecord",
     "Scaffold",
     "SimilarityLayer",
     "SimilarityModel",
     "Task",
     "Training",
     "__version__",
+    "load",
     "load_dataset",
     "resume",
     "run",
     "run_experiment",
 ]
-
-__version__ = "0.1.0"

@@ -4,56 +4,72 @@ A round is `download -> train at the clients -> update`; an evaluation is `perso
 both halves, in the simulator and on a device. A complete method, averaging with one shared model::
 
     class State(NamedTuple):
-        theta: Layers  # (1, numbers)
+        theta: Layers  # (1, values)
 
     @dataclass(frozen=True)
     class Average(Algorithm[State]):
         def init(self, theta, n, rng):
-            return State(theta)
+            return State(bank(theta, 1))  # one row of all that travels
 
         def download(self, state, ids):
             return self.send({key: row.expand(len(ids), -1) for key, row in state.theta.items()})
 
         def update(self, state, ids, got, upload):
             return State({key: row + upload.layers[key].mean(0) for key, row in state.theta.items()})
+
+A method that sends a value beside the layers names it, `self.send(layers, strength=state.strength[ids])`, and the other
+side reads `got.values["strength"]`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
+from pfedla.errors import ConfigError
 from pfedla.layers import Layers, LayerSpec, change, kind_of
+from pfedla.settings import Settings
 from pfedla.training import Task
 from pfedla.wire import Payload
 
-__all__ = ["RESOLVED", "Algorithm", "State"]
+__all__ = ["Algorithm", "State"]
 
 State = TypeVar("State")
-RESOLVED = {"resolved": True}  # metadata of a field that `for_model` fills in and configuration does not show
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Algorithm(ABC, Generic[State]):
+class Algorithm(Settings, ABC, Generic[State]):
     """A federated method: hyperparameters, and functions from state to state.
 
     State is a NamedTuple of tensors (and dictionaries of them). `update` may consume the state it is given;
     every other method leaves its arguments alone. `ids` are the clients behind the rows, without order.
     """
 
+    section: ClassVar[str] = "algorithm"
+
     def for_model(self, spec: LayerSpec) -> Algorithm[State]:  # noqa: ARG002
-        """Return the algorithm with its settings resolved for a model (name patterns, say), or refuse them."""
+        """Return the algorithm with its settings resolved for a model (name patterns, say), or refuse them.
+
+        What is to be resolved is a field with `metadata=RESOLVED`, None until then, and read through `resolved`.
+        """
         return self
+
+    def resolved(self, value: T | None) -> T:
+        """Return a field that `for_model` fills in; refuse a method that has not met its model."""
+        if value is None:
+            raise ConfigError(f"{type(self).__name__} does not know its model yet: use what for_model(spec) returns")
+        return value
 
     # ---- on the server
 
     @abstractmethod
     def init(self, theta: Layers, n: int, rng: torch.Generator) -> State:
-        """Return the first state for `n` clients that start from the common model `theta`, `(1, numbers)`."""
+        """Return the first state for `n` clients that start from the common model `theta`, `(1, values)`."""
 
     @abstractmethod
     def download(self, state: State, ids: Tensor) -> Payload:
@@ -63,19 +79,21 @@ class Algorithm(ABC, Generic[State]):
     def update(self, state: State, ids: Tensor, got: Payload, upload: Payload) -> State:
         """Return the next state, from what the clients `ids` got and what they sent back.
 
-        Clients that dropped out are in none of the three. `got` is what `download` returned before they trained.
+        Clients that dropped out are in none of the three. `got` is what `download` returned before they trained, as
+        the clients unpacked it.
         """
 
-    def inspect(self, state: State) -> dict[str, Tensor]:  # noqa: ARG002
-        """Return what a researcher may want to watch over the rounds, by name."""
+    def diagnostics(self, state: State) -> dict[str, Tensor]:  # noqa: ARG002
+        """Return diagnostics to be recorded over the rounds, by name; weights are `alpha`."""
         return {}
 
     # ---- on the client
 
     def enroll(self, theta: Layers) -> Layers:
-        """Return what a client keeps before its first round: by default the common model `theta`, `(1, numbers)`.
+        """Return what a client keeps before its first round: by default the common model `theta`, `(1, values)`.
 
-        A method that keeps more adds entries of its own kinds, `"conv1#control"`; `train` returns the same entries.
+        A method that keeps more adds entries of its own kinds, `"conv1#control"`, or values, `"#alpha"`; `train`
+        returns the same entries.
         """
         return theta
 
@@ -87,7 +105,7 @@ class Algorithm(ABC, Generic[State]):
         """
         received = got.fill(own)
         trained = task.fit(received)
-        return trained, self.send(change(trained, received), task.examples)
+        return trained, self.send(change(trained, received), examples=task.examples)
 
     def personalize(self, own: Layers, got: Payload, task: Task) -> Layers:  # noqa: ARG002
         """Return the model that is scored and served: by default what was received, else the client's own."""
@@ -99,9 +117,9 @@ class Algorithm(ABC, Generic[State]):
         """Say whether a layer ever leaves the client; it decides what `send` puts on the wire."""
         return True
 
-    def send(self, layers: Layers, examples: Tensor | None = None) -> Payload:
-        """Return a payload of all shared layers, in every row."""
+    def send(self, layers: Layers, **values: Tensor) -> Payload:
+        """Return a payload of all shared layers and of named values `(clients, ...)`, in every row."""
         names = [key for key in layers if not kind_of(key)]
         rows = len(next(iter(layers.values())))
         sent = torch.tensor([[self.shares(name) for name in names]] * rows)  # (clients, layers)
-        return Payload.of(layers, sent, names, examples)
+        return Payload.of(layers, sent, names, **values)

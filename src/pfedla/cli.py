@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
@@ -10,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.progress import Progress as Bar
@@ -18,7 +18,6 @@ from rich.table import Table
 
 from pfedla import __version__, kernels
 from pfedla.algorithms import ALGORITHMS, describe
-from pfedla.algorithms.peers import one_square
 from pfedla.comparison import COMPARISON, parse_variant, read_comparison
 from pfedla.comparison import compare as compare_variants
 from pfedla.config import Experiment, Tables, algorithm_name, merge, parse_assignments, read_tables
@@ -26,14 +25,14 @@ from pfedla.data.datasets import DATASETS, load_dataset
 from pfedla.data.splits import SPLITS, Groups
 from pfedla.demo import DEMO, DEMO_METHODS
 from pfedla.errors import ConfigError, PfedlaError
-from pfedla.experiment import federate, run_experiment
+from pfedla.experiment import federation_of, run_experiment
 from pfedla.experiment import resume as resume_run
 from pfedla.models import MODELS
+from pfedla.record import Result, RunRecord
 from pfedla.report.federation import draw_federation, federation_table
 from pfedla.report.live import Live
 from pfedla.report.tables import VALUES, comparison_table, overview
-from pfedla.report.weights import draw_weights
-from pfedla.rundirectory import SUMMARY, RunDirectory
+from pfedla.report.weights import draw_result
 
 __all__ = ["cli", "main"]
 
@@ -41,24 +40,24 @@ Command = Callable[..., None]
 
 DATA_OPTIONS: tuple[tuple[str, str, type, str], ...] = (  # option, where its value belongs, its type, help
     ("dataset", "data.dataset", str, f"One of {', '.join(DATASETS)}."),
-    ("folder", "data.folder", str, "Own data: a folder with one .npz (x, y) a client, or one .npz (x, y, client)."),
-    ("data-dir", "data.data_dir", str, "Where data sets lie; $PFEDLA_DATA by default."),
+    ("folder", "data.folder", str, "Own data: a folder with one .npz (x, y) per client, or one .npz (x, y, client)."),
+    ("data-dir", "machine.data_dir", str, "Where data sets lie; $PFEDLA_DATA by default."),
     ("split", "split.name", str, f"One of {', '.join(sorted(set(SPLITS) - {'column'}))}."),
     ("clients", "data.clients", int, "How many clients there are."),
     ("samples-per-client", "data.samples_per_client", int, "A client's training and test samples together."),
-    ("test-samples-per-client", "data.test_samples_per_client", int, "Test on this many samples a client instead."),
-    ("seed", "run.seed", int, "Decides every random number."),
+    ("test-samples-per-client", "data.test_samples_per_client", int, "Test each client on this many samples instead."),
+    ("seed", "schedule.seed", int, "Decides every random number."),
 )
 METHOD_OPTION = (("algorithm", "algorithm.name", str, f"{', '.join(ALGORITHMS)}, or package.module:Class."),)
 RUN_OPTIONS: tuple[tuple[str, str, type, str], ...] = (
     ("model", "model.name", str, f"auto, {', '.join(MODELS)}, or package.module:factory."),
-    ("rounds", "run.rounds", int, "How many rounds to run."),
-    ("participants", "run.participants", int, "How many clients take part in a round; 0 for all."),
+    ("rounds", "schedule.rounds", int, "How many rounds to run."),
+    ("participants", "schedule.participants", int, "How many clients take part in a round; all by default."),
     ("local-epochs", "training.local_epochs", int, "Epochs a client trains in a round."),
     ("batch-size", "training.batch_size", int, "Samples in a mini-batch."),
     ("lr", "training.lr", float, "The clients' learning rate."),
-    ("eval-every", "run.eval_every", int, "Rounds between evaluations."),
-    ("workers", "run.workers", int, "Processes; one a core by default. Never changes the result."),
+    ("eval-every", "schedule.eval_every", int, "Rounds between evaluations."),
+    ("workers", "machine.workers", int, "Processes; one per core by default. Never changes the result."),
 )
 
 
@@ -72,7 +71,7 @@ def _settings(*tables: tuple[tuple[str, str, type, str], ...]) -> Callable[[Comm
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
         def gathered(config: Path | None, download: bool, assign: tuple[str, ...], **rest: Any) -> None:
-            given: Tables = {"data": {"download": True}} if download else {}
+            given: Tables = {"machine": {"download": True}} if download else {}
             for name, address, _, _ in options:
                 value = rest.pop(name.replace("-", "_"))
                 if value is not None:
@@ -116,7 +115,7 @@ def cli() -> None:
 @cli.command()
 @_settings(METHOD_OPTION, DATA_OPTIONS, RUN_OPTIONS)
 @click.option("--out", type=_path, help="The run directory; a new one under runs/ by default.")
-@click.option("--resume", type=_path, metavar="DIR", help="Go on with the unfinished run in DIR.")
+@click.option("--resume", type=_path, metavar="DIR", help="Resume the unfinished run in DIR.")
 @_overwrite
 @_quiet
 @_json
@@ -131,32 +130,32 @@ def run(
 ) -> None:
     """Run one method."""
     console = Console(stderr=True, quiet=quiet)
-    workers = changes.get("run", {}).get("workers")
+    workers = changes.get("machine", {}).get("workers")
     if resume:
-        if settings not in ({}, {"run": {"workers": workers}}) or out or overwrite:
-            raise ConfigError("--resume goes on with a run as it was configured: it takes no settings but --workers")
-        directory = RunDirectory.open(resume)
-        experiment, out = Experiment.load(directory.path / "config.toml"), resume
+        if settings not in ({}, {"machine": {"workers": workers}}) or out or overwrite:
+            raise ConfigError("a run is resumed as it was configured: --resume takes no settings but --workers")
+        out = resume
+        experiment = Experiment.load(RunRecord.unfinished(resume).config)
     else:
         experiment = Experiment.from_tables(settings)
-        out = out or _new_directory(experiment)
+        out = out or _new_folder(experiment)
     label = algorithm_name(experiment.algorithm)
     try:
-        federation = federate(experiment, _download_progress(console))
+        federation = federation_of(experiment, _download_progress(console))
         if federation.note:
             console.print(f"note: {federation.note}", highlight=False, soft_wrap=True)
         with redirect_stdout(sys.stderr), Live(console) as live:
-            live.start(label, experiment.run.rounds)
+            live.start(label, experiment.schedule.rounds)
             if resume:
                 result = resume_run(resume, live, workers=workers, federation=federation)
             else:
                 result = run_experiment(experiment, out, overwrite=overwrite, watch=live, federation=federation)
     except KeyboardInterrupt:
-        console.print(_how_to_go_on(out), highlight=False, soft_wrap=True)
+        console.print(_how_to_resume(out), highlight=False, soft_wrap=True)
         raise
-    _draw(out)
+    _draw(out, experiment, result)
     if as_json:
-        sys.stdout.write((out / SUMMARY).read_text())
+        sys.stdout.write(json.dumps(result.summary, indent=2) + "\n")
     elif not quiet:
         _say(comparison_table([(label, [result.summary])]))
         _say(f"run directory: {out}")
@@ -191,7 +190,7 @@ def compare(
 ) -> None:
     """Run several methods on the same data and seeds, side by side.
 
-    Runs that are complete are kept and unfinished ones gone on with: the same command continues a comparison.
+    Complete runs are kept and unfinished ones resumed: the same command continues a comparison.
     """
     if not methods and not everything:
         raise ConfigError(f"name at least one method with -a, or --all of {', '.join(ALGORITHMS)}")
@@ -201,13 +200,13 @@ def compare(
 
 @cli.command()
 @_seeds
-@click.option("--workers", type=int, help="Processes; one a core by default. Never changes the result.")
+@click.option("--workers", type=int, help="Processes; one per core by default. Never changes the result.")
 @click.option("--out", type=_path, default=Path("runs/demo"), show_default=True, help="For the run directories.")
 @_overwrite
 @_quiet
 def demo(seeds: int, workers: int | None, out: Path, overwrite: bool, quiet: bool) -> None:
     """Compare four methods on the embedded images: clients in hidden groups, with few images each."""
-    settings = merge(DEMO, {} if workers is None else {"run": {"workers": workers}})
+    settings = merge(DEMO, {} if workers is None else {"machine": {"workers": workers}})
     experiment = Experiment.from_tables(settings)
     assert isinstance(experiment.split, Groups)
     data, split = experiment.data, experiment.split
@@ -220,10 +219,10 @@ def demo(seeds: int, workers: int | None, out: Path, overwrite: bool, quiet: boo
         )
     _compare(settings, DEMO_METHODS, seeds, out, overwrite, quiet, as_json=False)
     if not quiet:
-        picture = out / f"pfedla-seed{experiment.run.seed}" / "weights.png"
+        picture = out / f"pfedla-seed{experiment.schedule.seed}" / "weights.png"
         _say(f"who learns from whom, layer by layer, the hidden groups outlined: {picture}")
         if seeds == 1:
-            _say("one seed is an anecdote: pfedla demo --seeds 5 goes on with four more")
+            _say("one seed is an anecdote: pfedla demo --seeds 5 runs four more")
 
 
 def _compare(
@@ -237,7 +236,7 @@ def _compare(
     lenient: bool = False,
 ) -> None:
     console = Console(stderr=True, quiet=quiet)
-    first = int(settings.get("run", {}).get("seed", 0))
+    first = Experiment.from_tables({"schedule": settings.get("schedule", {})}).schedule.seed
     variants = [parse_variant(text) for text in methods]
     try:
         with redirect_stdout(sys.stderr), Live(console) as live:
@@ -254,14 +253,12 @@ def _compare(
                 overwrite=overwrite,
                 lenient=lenient,
                 start=start,
+                finished=_draw,
                 tell=lambda text: console.print(text, highlight=False, soft_wrap=True),
             )
     except KeyboardInterrupt:
-        console.print("stopped. The same command goes on where it was")
+        console.print("stopped. Give the same command again to resume")
         raise
-    for variant in variants:
-        for seed in range(first, first + seeds):
-            _draw(out / f"{variant.label}-seed{seed}")
     if as_json:
         sys.stdout.write((out / COMPARISON).read_text())
     elif not quiet:
@@ -271,10 +268,10 @@ def _compare(
 
 @cli.command()
 @click.argument("comparisons", nargs=-1, required=True, type=_path)
-@click.option("--value", type=click.Choice(list(VALUES)), default="accuracy", show_default=True, help="What to show.")
+@click.option("--value", type=click.Choice(VALUES), default=VALUES[0], show_default=True, help="What to show.")
 @click.option("--against", metavar="METHOD", help="Show differences from this method, taken seed by seed.")
 def table(comparisons: tuple[Path, ...], value: str, against: str | None) -> None:
-    """Put comparisons side by side: a Markdown table with a row a method and a column a comparison.
+    """Put comparisons side by side: a Markdown table with a row per method and a column per comparison.
 
     A comparison is a folder that `pfedla compare` wrote, or its comparison.json under any name.
     """
@@ -323,13 +320,13 @@ def data_download(dataset: str, data_dir: Path | None) -> None:
 def data_show(settings: Tables, changes: Tables, out: Path) -> None:  # noqa: ARG001
     """Print and draw who holds what."""
     experiment = Experiment.from_tables(settings)
-    federation = federate(experiment, _download_progress(Console(stderr=True)))
+    federation = federation_of(experiment, _download_progress(Console(stderr=True)))
     if federation.note:
         Console(stderr=True).print(f"note: {federation.note}", highlight=False, soft_wrap=True)
-    title = experiment.data_name
+    title = experiment.data.name
     if not experiment.data.folder:
-        title += f", {experiment.split.name}, seed {experiment.run.seed}"
-    groups = _groups(experiment, len(federation.train))
+        title += f", {experiment.split.name}, seed {experiment.schedule.seed}"
+    groups = _groups(experiment, len(federation.data))
     _say(federation_table(federation.counts, federation.classes, title=title, groups=groups))
     out.parent.mkdir(parents=True, exist_ok=True)
     draw_federation(out, federation.counts, federation.classes, title, groups=groups)
@@ -349,7 +346,7 @@ def main() -> None:
         sys.exit(130)
     except PfedlaError as error:
         Console(stderr=True).print("error:", style="bold red", end=" ")
-        Console(stderr=True).print(str(error), markup=False, highlight=False, soft_wrap=True)
+        Console(stderr=True).print(f"{error}{_options_in(str(error))}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2 if isinstance(error, ConfigError) else 1)
 
 
@@ -358,10 +355,10 @@ def _say(what: Table | str) -> None:
     Console().print(what, markup=False, highlight=False, soft_wrap=isinstance(what, str))
 
 
-def _new_directory(experiment: Experiment) -> Path:
+def _new_folder(experiment: Experiment) -> Path:
     """Return a folder under runs/ that does not exist yet."""
     name = algorithm_name(experiment.algorithm).replace(":", ".")
-    base = Path("runs") / f"{name}-{experiment.data_name}-seed{experiment.run.seed}"
+    base = Path("runs") / f"{name}-{experiment.data.name}-seed{experiment.schedule.seed}"
     path, number = base, 1
     while path.exists():
         number += 1
@@ -369,10 +366,17 @@ def _new_directory(experiment: Experiment) -> Path:
     return path
 
 
-def _how_to_go_on(out: Path) -> str:
-    if RunDirectory(out).holds_run:
-        return f"stopped. Go on with: pfedla run --resume {out}"
-    return "stopped before the first round"
+def _how_to_resume(out: Path) -> str:
+    return f"stopped. Resume with: pfedla run --resume {out}" if RunRecord(out).exists else "stopped before any work"
+
+
+def _options_in(text: str) -> str:
+    """Return the options that stand for the settings a message names, in brackets."""
+    addresses = [(address, f"--{name}") for name, address, _, _ in (*METHOD_OPTION, *DATA_OPTIONS, *RUN_OPTIONS)]
+    addresses += [("machine.download", "--download"), ("(out)", "--out"), ("overwrite it", "--overwrite")]
+    words = text.replace(",", " ").replace(":", " ").split()
+    found = [option for address, option in addresses if address in words or (" " in address and address in text)]
+    return f" ({', '.join(found)})" if found else ""
 
 
 def _groups(experiment: Experiment, clients: int) -> Any:
@@ -382,17 +386,10 @@ def _groups(experiment: Experiment, clients: int) -> Any:
     return experiment.split.group_of(clients)
 
 
-def _draw(out: Path) -> None:
-    """Draw the weights that the run in `out` learned, if its method learns any."""
-    if not (out / "alpha.npz").exists():
-        return
-    experiment = Experiment.load(out / "config.toml")
-    with np.load(out / "alpha.npz") as file:
-        alpha, layers, t = file["alpha"][-1], [str(name) for name in file["layers"]], int(file["round"][-1])
-        if "candidates" in file:
-            alpha = one_square(alpha, file["candidates"][-1])
-    title = f"Who learns from whom: the weights of {algorithm_name(experiment.algorithm)} after round {t}"
-    draw_weights(out / "weights.png", alpha, layers, title, _groups(experiment, len(alpha)))
+def _draw(out: Path, experiment: Experiment, result: Result) -> None:
+    """Draw the weights that a run learned, if its method learns any."""
+    groups = _groups(experiment, len(result.names))
+    draw_result(RunRecord(out).picture("weights.png"), result, algorithm_name(experiment.algorithm), groups)
 
 
 def _download_progress(console: Console) -> Any:

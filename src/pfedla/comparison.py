@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pfedla.config import Experiment, Tables, merge, parse_value
+from pfedla.data.federation import Federation
 from pfedla.errors import ConfigError, ModelError, PfedlaError, RunError
-from pfedla.experiment import Federation, federate, prepare, resume, run_experiment
-from pfedla.rundirectory import CONFIG, RunDirectory
-from pfedla.simulation import Watch
+from pfedla.experiment import federation_of, prepare, resume, run_experiment
+from pfedla.record import Result, RunRecord
+from pfedla.rounds import Watch
 
-__all__ = ["Variant", "compare", "parse_variant", "read_comparison"]
+__all__ = ["COMPARISON", "Variant", "compare", "parse_variant", "read_comparison"]
 
 Summaries = list[tuple[str, list[dict[str, Any]]]]
 COMPARISON = "comparison.json"
@@ -47,11 +48,12 @@ def compare(
     overwrite: bool = False,
     lenient: bool = False,
     start: Callable[[str, int], Watch | None] = lambda *_: None,
+    finished: Callable[[Path, Experiment, Result], None] = lambda *_: None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Summaries:
     """Run every variant with every seed into `out/LABEL-seedK`, and keep `out/comparison.json` up to date.
 
-    A complete run with the same configuration is kept, an unfinished one is gone on with.
+    Complete runs with the same configuration are kept, unfinished ones are resumed.
 
     Parameters
     ----------
@@ -67,6 +69,8 @@ def compare(
         Leave out what the model does not allow (FedBN needs batch norm, say) instead of refusing the comparison.
     start
         Called with a label and the number of rounds before each run; returns who watches it.
+    finished
+        Called with the folder, the configuration and the result after each run.
     tell
         Called with sentences for the user.
     """
@@ -81,18 +85,19 @@ def compare(
             if label not in done:
                 continue
             path = out / f"{label}-seed{seed}"
-            directory = RunDirectory(path)
-            if directory.holds_run and not overwrite and not _same(experiment, path):
-                raise RunError(
-                    f"{path} holds a run with another configuration: choose another --out, or --overwrite it"
-                )
-            if directory.complete and not overwrite:
-                tell(f"{path} is complete: kept (--overwrite runs it anew)")
-                done[label].append(directory.summary())
-                _write(out, done)
-                continue
+            record = RunRecord(path)
+            if record.exists and not overwrite:
+                if Experiment.load(record.config).decisive() != experiment.decisive():
+                    raise RunError(
+                        f"{path} holds a run with another configuration: choose another folder (out), or overwrite it"
+                    )
+                if record.complete:
+                    tell(f"{path} is complete: kept (overwrite runs it anew)")
+                    done[label].append(record.summary())
+                    _write(out, done)
+                    continue
             if federation is None:
-                federation = federate(experiment)
+                federation = federation_of(experiment)
                 if federation.note:
                     tell(federation.note)
                 for refused, error in _refused(experiments, federation):
@@ -102,11 +107,12 @@ def compare(
                         tell(f"{refused} is left out: {error}")
                 if label not in done:
                     continue
-            watch = start(f"{label} {seed}" if len(seeds) > 1 else label, experiment.run.rounds)
-            if directory.holds_run and not overwrite:
-                result = resume(path, watch, federation=federation)
+            watch = start(f"{label} {seed}" if len(seeds) > 1 else label, experiment.schedule.rounds)
+            if record.exists and not overwrite:
+                result = resume(path, watch, workers=experiment.machine.workers, federation=federation)
             else:
                 result = run_experiment(experiment, path, overwrite=overwrite, watch=watch, federation=federation)
+            finished(path, experiment, result)
             done[label].append(result.summary)
             _write(out, done)
     return list(done.items())
@@ -130,7 +136,7 @@ def _write(out: Path, done: dict[str, list[dict[str, Any]]]) -> None:
 
 
 def _experiment(base: Tables, variant: Variant, seed: int) -> Experiment:
-    return Experiment.from_tables(merge(merge(base, variant.changes), {"run": {"seed": seed}}))
+    return Experiment.from_tables(merge(merge(base, variant.changes), {"schedule": {"seed": seed}}))
 
 
 def _refused(experiments: dict[str, Experiment], federation: Federation) -> Iterator[tuple[str, PfedlaError]]:
@@ -140,12 +146,3 @@ def _refused(experiments: dict[str, Experiment], federation: Federation) -> Iter
             prepare(experiment, federation)
         except (ConfigError, ModelError) as error:
             yield label, error
-
-
-def _same(experiment: Experiment, path: Path) -> bool:
-    """Say whether the run in `path` has this configuration; where data lies and who works decide nothing."""
-    neutral: Tables = {
-        "run": {"workers": -1, "fleet": "local", "ray_address": ""},
-        "data": {"data_dir": "", "download": False},
-    }
-    return Experiment.load(path / CONFIG, neutral).tables() == merge(experiment.tables(), neutral)

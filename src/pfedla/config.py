@@ -1,141 +1,128 @@
 """Configuration: frozen dataclasses, one home for every default, TOML on disk.
 
-An `Experiment` has a section for each part of a run. Unknown keys and values of the wrong type are refused
-before any work, with the nearest valid name.
+An `Experiment` has a section for each part of a run. `[machine]` says where and how it runs; all the others together
+decide the result. What is absent keeps its default. Unknown keys and values of the wrong type or out of range are
+refused before any work, with the nearest valid name.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import tomllib
-import types
-import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import tomli_w
 
 from pfedla.algorithm import Algorithm
 from pfedla.algorithms import ALGORITHMS, PFedLA
-from pfedla.data.datasets import DATASETS
+from pfedla.data.federation import Data
 from pfedla.data.splits import SPLITS, NonIID1, Split
 from pfedla.errors import ConfigError, unknown_name
-from pfedla.models import import_object
+from pfedla.models import Model, import_object
+from pfedla.objective import OBJECTIVES, Classification, Objective
+from pfedla.rounds import Schedule
+from pfedla.settings import Count, Range, Settings, build, names_of
 from pfedla.training import Training
 
-__all__ = ["Data", "Experiment", "Model", "Run", "Tables", "algorithm_name", "parse_assignments"]
+__all__ = ["Experiment", "Machine", "Tables", "algorithm_name", "merge", "parse_assignments", "read_tables"]
+
+log = logging.getLogger("pfedla")
 
 Tables = dict[str, dict[str, Any]]
-T = TypeVar("T")
 
-DEFAULT_NAMES = {"algorithm": "pfedla", "split": "non-iid-1"}
+DEFAULT_NAMES = {"algorithm": "pfedla", "split": "non-iid-1", "objective": "classification"}
+MOVED = {  # settings of earlier versions -> where they are now
+    **{f"run.{name}": f"schedule.{name}" for name in ("seed", "rounds", "participants", "eval_every")},
+    **{f"run.{name}": f"machine.{name}" for name in ("workers", "device", "storage", "keep_models", "fleet")},
+    **{f"run.{name}": f"machine.{name}" for name in ("ray_address", "checkpoint_every")},
+    **{f"data.{name}": f"machine.{name}" for name in ("data_dir", "download")},
+}
+ABSENT = {  # what once stood for "by default"
+    "run.participants": 0,
+    "run.workers": -1,
+    "run.ray_address": "",
+    "data.data_dir": "",
+    "data.folder": "",
+    "data.test_samples_per_client": 0,
+    "data.fewest_samples": 0,
+    "algorithm.peers": 0,
+}
 
 
 @dataclass(frozen=True)
-class Run:
-    """How long, with whom, and where."""
+class Machine(Settings):
+    """Where a run's data lies, who does the work, and what is written on the way; never changes the result."""
 
-    seed: int = 0
-    rounds: int = 50
-    participants: int = 0  # clients a round; 0 for all
-    eval_every: int = 5  # rounds between evaluations; the last round is always evaluated
-    checkpoint_every: int = 20  # rounds between checkpoints; 0 for none but at Ctrl-C
-    workers: int = -1  # processes; -1 for one a core, 0 to work in this process
+    section: ClassVar[str] = "machine"
+    workers: Annotated[int, Range(least=0)] | None = None  # processes; one per core by default, 0: this process
     device: str = "cpu"
     storage: Literal["memory", "disk"] = "memory"  # where the clients' models lie; on disk they may exceed memory
+    fleet: Literal["local", "ray"] = "local"  # this machine, or a Ray cluster
+    ray_address: str | None = None  # host:port, auto or local; by default the running cluster, or else a new one here
+    data_dir: str | None = None  # where data sets lie; $PFEDLA_DATA by default
+    download: bool = False  # fetch missing data sets
+    checkpoints: bool = True  # at regular intervals; without, only at Ctrl-C
+    checkpoint_every: Count = 20  # rounds
     keep_models: bool = True  # make and write every client's personalized model at the end
-    fleet: Literal["local", "ray"] = "local"  # this machine, or a Ray cluster; never changes the result
-    ray_address: str = ""  # host:port, auto or local; empty for the running cluster, or else a new one here
-
-    def __post_init__(self) -> None:
-        """Refuse settings that make no sense."""
-        _at_least("run", self, rounds=1, participants=0, eval_every=1, checkpoint_every=0, workers=-1)
-        for name, hint in typing.get_type_hints(type(self)).items():
-            if typing.get_origin(hint) is Literal:
-                _coerce(getattr(self, name), hint, f"run.{name}")
-
-
-@dataclass(frozen=True)
-class Data:
-    """Which samples, and how many each client holds."""
-
-    dataset: str = "fashion-mnist-10k"
-    folder: str = ""  # own data: a folder with one .npz (x, y) a client, or one .npz (x, y, client)
-    data_dir: str = ""  # where data sets lie; $PFEDLA_DATA if empty
-    download: bool = False
-    clients: int = 10
-    samples_per_client: int = 200
-    test_samples_per_client: int = 0  # 0: the rest of the samples, 1 - train_fraction of them
-    train_fraction: float = 0.7
-    fewest_samples: int = 0  # clients of unequal size, from this to samples_per_client; 0: all alike
-    reuse: bool = False  # two clients may hold the same sample: for more clients than the data set serves
-
-    def __post_init__(self) -> None:
-        """Refuse settings that make no sense."""
-        if self.dataset not in DATASETS:
-            raise unknown_name("data set", self.dataset, DATASETS)
-        _at_least("data", self, clients=1, samples_per_client=2, test_samples_per_client=0, fewest_samples=0)
-        if not 0 < self.train_fraction < 1:
-            raise ConfigError(f"data.train_fraction = {self.train_fraction} must lie between 0 and 1")
-
-
-@dataclass(frozen=True)
-class Model:
-    """The network, and which of its modules form one layer."""
-
-    name: str = "auto"
-    layers: dict[str, str] = field(default_factory=dict)  # layer name -> pattern of module names
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything that decides a run's result."""
+    """A whole run."""
 
     algorithm: Algorithm[Any] = field(default_factory=PFedLA)
     data: Data = field(default_factory=Data)
     split: Split = field(default_factory=NonIID1)
     model: Model = field(default_factory=Model)
+    objective: Objective = field(default_factory=Classification)
     training: Training = field(default_factory=Training)
-    run: Run = field(default_factory=Run)
+    schedule: Schedule = field(default_factory=Schedule)
+    machine: Machine = field(default_factory=Machine)
 
     @classmethod
     def from_tables(cls, tables: Mapping[str, Mapping[str, Any]]) -> Experiment:
         """Build an experiment from nested tables; what is not named keeps its default."""
-        sections: dict[str, type] = {"data": Data, "model": Model, "training": Training, "run": Run}
+        plain: list[type[Settings]] = [Data, Model, Training, Schedule, Machine]
+        names = [part.name for part in dataclasses.fields(cls)]
         for name, table in tables.items():
-            if name not in (*sections, "algorithm", "split"):
-                raise unknown_name("section", name, [*sections, "algorithm", "split"])
             if not isinstance(table, Mapping):
                 raise ConfigError(f"[{name}] must be a section of settings, not {table!r}")
-        parts: dict[str, Any] = {name: build(kind, tables.get(name, {}), name) for name, kind in sections.items()}
-        for name, default in DEFAULT_NAMES.items():
+            for old in (f"{name}.{key}" for key in table):
+                if old in MOVED:
+                    raise ConfigError(f"unknown setting {old!r}: it is now {MOVED[old]!r}")
+            if name not in names:
+                raise unknown_name("section", name, names)
+        parts: dict[str, Any] = {kind.section: build(kind, tables.get(kind.section, {})) for kind in plain}
+        for name, find in (("algorithm", _algorithm_class), ("split", _split_class)):
             table = dict(tables.get(name, {}))
-            kind = _algorithm_class if name == "algorithm" else _split_class
-            parts[name] = build(kind(table.pop("name", default)), table, name)
-        return cls(**parts)
+            parts[name] = build(find(table.pop("name", DEFAULT_NAMES[name])), table)
+        return cls(objective=_objective(tables.get("objective", {})), **parts)
 
     @classmethod
-    def load(cls, path: Path, changes: Tables | None = None) -> Experiment:
+    def load(cls, path: Path | str, changes: Tables | None = None) -> Experiment:
         """Read a TOML file, with `changes` laid over it."""
-        return cls.from_tables(merge(read_tables(path), changes or {}))
-
-    @property
-    def data_name(self) -> str:
-        """What the data is called: the data set's name, or the folder's."""
-        return Path(self.data.folder).stem if self.data.folder else self.data.dataset
+        return cls.from_tables(merge(read_tables(Path(path)), changes or {}))
 
     def tables(self) -> Tables:
-        """Return every setting, defaults included, as nested tables that `from_tables` takes."""
+        """Return every setting that has a value, defaults included, as nested tables that `from_tables` takes."""
         tables: Tables = {}
         for part in dataclasses.fields(self):
             value = getattr(self, part.name)
-            table = {name: getattr(value, name) for name in _settings(value)}
-            tables[part.name] = {k: _plain(v) for k, v in table.items() if v is not None}
+            if isinstance(value, Settings):
+                found = {name: _plain(getattr(value, name)) for name in names_of(value)}
+                tables[part.name] = {name: setting for name, setting in found.items() if setting is not None}
         tables["algorithm"] = {"name": algorithm_name(self.algorithm), **tables["algorithm"]}
         tables["split"] = {"name": self.split.name, **tables["split"]}
+        tables["objective"] = {"name": self.objective.name}
         return tables
+
+    def decisive(self) -> Tables:
+        """Return the settings that decide the result: all sections but `[machine]`."""
+        return {name: table for name, table in self.tables().items() if name != Machine.section}
 
     def toml(self) -> str:
         """Return the complete configuration as TOML."""
@@ -150,13 +137,45 @@ def algorithm_name(algorithm: Algorithm[Any]) -> str:
 
 
 def read_tables(path: Path) -> Tables:
-    """Read a TOML file."""
+    """Read a TOML file; one of an earlier version is brought up to date, and a warning says what moved."""
     try:
-        return tomllib.loads(path.read_text())
+        tables, moved = _modernized(tomllib.loads(path.read_text()))
     except FileNotFoundError:
         raise ConfigError(f"there is no configuration file {path}") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path} cannot be read as TOML: {error}") from None
+    if moved:
+        log.warning("%s is of an earlier version; these settings have moved: %s", path, ", ".join(moved))
+    return tables
+
+
+def _modernized(tables: dict[str, Any]) -> tuple[Tables, list[str]]:
+    """Return tables of an earlier version as they are written now, and what was changed."""
+    new: Tables = {}
+    moved: list[str] = []
+    for section, table in tables.items():
+        if not isinstance(table, Mapping):
+            new[section] = table
+            continue
+        for key, value in table.items():
+            old = f"{section}.{key}"
+            place = MOVED.get(old, old)
+            if old in ABSENT and value == ABSENT[old]:
+                moved.append(f"{old} = {value!r} is now written by leaving it out")
+                continue
+            if old == "run.checkpoint_every" and value == 0:
+                place, value = "machine.checkpoints", False
+            if place != old:
+                moved.append(f"{old} is now {place}")
+            new.setdefault(place.partition(".")[0], {})[place.partition(".")[2]] = value
+        if section not in ("run",):
+            new.setdefault(section, {})
+    method = new.get("algorithm", {})
+    if "peers" in method and method.get("name", "pfedla") in ("pfedla", "heurpfedla"):
+        retain = {"retain": 1} if method.get("name") == "heurpfedla" else {}
+        new["algorithm"] = {**retain, **method, "name": "pfedla-peers"}
+        moved.append("algorithm.peers is now a setting of the algorithm pfedla-peers")
+    return new, moved
 
 
 def merge(tables: Tables, changes: Tables) -> Tables:
@@ -173,13 +192,13 @@ def merge(tables: Tables, changes: Tables) -> Tables:
 
 
 def parse_assignments(assignments: Iterable[str]) -> Tables:
-    """Read `section.key=value` texts, as given to `--set`; values are TOML, bare words are strings."""
+    """Read `section.key=value` texts; values are TOML, bare words are strings."""
     tables: Tables = {}
     for text in assignments:
         address, equals, value = text.partition("=")
         section, dot, key = address.strip().partition(".")
         if not (equals and dot and section and key):
-            raise ConfigError(f"--set takes SECTION.KEY=VALUE, such as algorithm.retain=2, not {text!r}")
+            raise ConfigError(f"a setting is given as SECTION.KEY=VALUE, such as algorithm.retain=2, not {text!r}")
         tables.setdefault(section, {})[key] = parse_value(value.strip())
     return tables
 
@@ -190,50 +209,6 @@ def parse_value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
-
-
-def build(kind: type[T], table: Mapping[str, Any], section: str) -> T:
-    """Make a dataclass from a table, strictly."""
-    hints = typing.get_type_hints(kind)
-    names = _settings(kind)
-    for key in table:
-        if key not in names:
-            of = f" (of {kind.__name__})" if section in ("algorithm", "split") else ""
-            raise unknown_name(f"setting{of}", f"{section}.{key}", [f"{section}.{name}" for name in names])
-    return kind(**{key: _coerce(value, hints[key], f"{section}.{key}") for key, value in table.items()})
-
-
-def _coerce(value: Any, hint: Any, where: str) -> Any:
-    """Return `value` as the type `hint` asks for, or refuse it."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return _coerce(value, next(a for a in arguments if a is not type(None)), where)
-    if origin is Literal:
-        if value not in arguments:
-            raise ConfigError(f"{where} = {value!r}: choose one of {', '.join(map(str, arguments))}")
-        return value
-    if origin is tuple and isinstance(value, list | tuple):
-        return tuple(_coerce(part, arguments[0], where) for part in value)
-    if origin is dict and isinstance(value, Mapping):
-        return {str(key): _coerce(part, arguments[1], where) for key, part in value.items()}
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    wanted = origin or hint
-    if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
-        names = {
-            int: "a whole number",
-            float: "a number",
-            bool: "true or false",
-            str: "text",
-            tuple: "a list",
-        }
-        raise ConfigError(f"{where} = {value!r} must be {names.get(wanted, 'a table')}")
-    return value
-
-
-def _settings(kind: Any) -> list[str]:
-    """Return the names of a dataclass's settings, without what a method fills in itself."""
-    return [field.name for field in dataclasses.fields(kind) if "resolved" not in field.metadata]
 
 
 def _plain(value: Any) -> Any:
@@ -257,7 +232,15 @@ def _split_class(name: str) -> type[Split]:
     return SPLITS[name]
 
 
-def _at_least(section: str, settings: object, **bounds: int) -> None:
-    for name, bound in bounds.items():
-        if getattr(settings, name) < bound:
-            raise ConfigError(f"{section}.{name} = {getattr(settings, name)} must be at least {bound}")
+def _objective(table: Mapping[str, Any]) -> Objective:
+    if unknown := [key for key in table if key != "name"]:
+        raise unknown_name("setting", f"objective.{unknown[0]}", ["objective.name"])
+    name = table.get("name", DEFAULT_NAMES["objective"])
+    if ":" in str(name):
+        found = import_object(name, "objective.name")()
+        if not isinstance(found, Objective):
+            raise ConfigError(f"objective.name = {name!r} returned {type(found).__name__}, not a pfedla.Objective")
+        return found
+    if str(name) not in OBJECTIVES:
+        raise unknown_name("objective", str(name), OBJECTIVES)
+    return OBJECTIVES[name]()

@@ -20,6 +20,6 @@ DEMO: Tables = {
     "split": {"name": "groups", "groups": 4, "classes_per_client": 4},
     "model": {"name": "lenet-bn"},
     "training": {"local_epochs": 5, "lr": 0.01},
-    "run": {"rounds": 40},
+    "schedule": {"rounds": 40},
 }
 DEMO_METHODS = ["local", "fedavg", "pfedla", "heurpfedla"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["ConfigError", "DataError", "ModelError", "PfedlaError", "RunError", "nearest", "require", "unknown_name"]
+__all__ = ["ConfigError", "DataError", "ModelError", "PfedlaError", "RunError", "nearest", "unknown_name"]
 
 
 class PfedlaError(Exception):
@@ -26,13 +26,6 @@ class ModelError(PfedlaError):
 
 class RunError(PfedlaError):
     """A run cannot start, go on or be read."""
-
-
-def require(section: str, settings: object, **fine: bool) -> None:
-    """Refuse settings that are out of range: `require("training", self, lr=self.lr > 0)`."""
-    for name, good in fine.items():
-        if not good:
-            raise ConfigError(f"{section}.{name} = {getattr(settings, name)} is out of range")
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

@@ -1,108 +1,110 @@
-"""From a configuration, or from Python objects, to a finished run."""
+"""From a configuration, or from Python objects, to a finished run; and from its folder back to its result."""
 
 from __future__ import annotations
 
 import copy
+import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pfedla.algorithm import Algorithm
-from pfedla.config import Experiment, Run, algorithm_name
-from pfedla.data.datasets import load_dataset
-from pfedla.data.files import load_column, load_folder
-from pfedla.data.partition import Part, count_classes, partition
-from pfedla.data.splits import Column
-from pfedla.errors import ConfigError, DataError
-from pfedla.fleet import Setting
+from pfedla.client import Setting
+from pfedla.config import Experiment, Machine, algorithm_name
+from pfedla.data.federation import Client, Data, Federation, federate, own_data
+from pfedla.errors import ConfigError, RunError
+from pfedla.fleet import SimulatedFleet
 from pfedla.layers import Groups, LayerSpec
-from pfedla.models import make_model
-from pfedla.rounds import participants as draw_participants
-from pfedla.rundirectory import RunDirectory
-from pfedla.simulation import Result, Watch, check_model, fleet_of, seeded, simulate
-from pfedla.training import Samples, Training
+from pfedla.models import Model, check_model, make_model, seeded
+from pfedla.objective import Classification, Objective
+from pfedla.pool import Pool, local_pool
+from pfedla.record import Result, RunRecord
+from pfedla.rounds import Outcome, Schedule, Watch, participants
+from pfedla.rounds import run as run_rounds
+from pfedla.storage import mapped
+from pfedla.training import Training
+from pfedla.version import __version__
 
-__all__ = ["Federation", "federate", "prepare", "resume", "run", "run_experiment"]
+__all__ = ["federation_of", "load", "prepare", "resume", "run", "run_experiment"]
 
-Array = Tensor | np.ndarray
-Client = tuple[Array, Array] | tuple[Array, Array, Array, Array]
-
-
-class Federation(NamedTuple):
-    """Everybody's data: what a simulation is run on."""
-
-    train: list[Samples]
-    test: list[Samples]
-    shape: tuple[int, ...]  # of one input
-    classes: tuple[str, ...]
-    counts: np.ndarray  # (clients, classes, 2): training and test samples
-    names: tuple[str, ...]  # of the clients
-    note: str  # what the user should know about the data set
+PYTHON = "python"  # the model of a run whose model and data came from Python
 
 
-def federate(experiment: Experiment, progress: Callable[[str, int, int | None], None] | None = None) -> Federation:
+def federation_of(experiment: Experiment, progress: Callable[[str, int, int | None], None] | None = None) -> Federation:
     """Load an experiment's data and split it over the clients."""
-    data = experiment.data
-    test_samples = data.test_samples_per_client or None
-    if data.folder:
-        path = Path(data.folder)
-        files = load_column(path) if path.is_file() else load_folder(path)
-        clients: list[Client] = [
-            (f.x, f.y) if f.x_test is None or f.y_test is None else (f.x, f.y, f.x_test, f.y_test) for f in files
-        ]
-        return _own_data(clients, [f.name for f in files], data.train_fraction, experiment.run.seed)
-    directory = Path(data.data_dir) if data.data_dir else None
-    dataset = load_dataset(data.dataset, directory, download=data.download, progress=progress)
-    parts = partition(
-        dataset.y,
+    machine = experiment.machine
+    return federate(
+        experiment.data,
         experiment.split,
-        clients=data.clients,
-        samples_per_client=data.samples_per_client,
-        test_samples_per_client=test_samples,
-        train_fraction=data.train_fraction,
-        fewest_samples=data.fewest_samples or None,
-        reuse=data.reuse,
-        seed=experiment.run.seed,
-    )
-    return Federation(
-        [Samples(dataset.x[part.train], dataset.y[part.train]) for part in parts],
-        [Samples(dataset.x[part.test], dataset.y[part.test]) for part in parts],
-        dataset.x.shape[1:],
-        dataset.classes,
-        count_classes([(dataset.y[part.train], dataset.y[part.test]) for part in parts], len(dataset.classes)),
-        tuple(f"client-{client:0{len(str(len(parts) - 1))}}" for client in range(len(parts))),
-        dataset.note,
+        experiment.schedule.seed,
+        by_class=experiment.objective.by_class,
+        data_dir=machine.data_dir,
+        download=machine.download,
+        progress=progress,
     )
 
 
 def run_experiment(
     experiment: Experiment,
-    out: Path | None = None,
+    out: Path | str | None = None,
     *,
     overwrite: bool = False,
     watch: Watch | None = None,
     federation: Federation | None = None,
 ) -> Result:
-    """Run an experiment; with `out`, leave a run directory there."""
-
-    def directory() -> RunDirectory | None:
-        return RunDirectory.create(out, experiment.toml(), overwrite=overwrite) if out else None
-
-    return _run(experiment, federation or federate(experiment), directory, watch)
+    """Run an experiment; with `out`, leave a run's record there."""
+    federation = federation or federation_of(experiment)
+    setting = prepare(experiment, federation)
+    record = _create(out, experiment, federation, overwrite) if out else None
+    return _run(setting, experiment, federation, record, watch)
 
 
 def resume(
-    path: Path, watch: Watch | None = None, *, workers: int | None = None, federation: Federation | None = None
+    path: Path | str,
+    watch: Watch | None = None,
+    *,
+    workers: int | None = None,
+    federation: Federation | None = None,
 ) -> Result:
-    """Go on with an unfinished run where its checkpoint was taken; the result is as if it had never stopped."""
-    directory = RunDirectory.open(path)
-    changes = {} if workers is None else {"run": {"workers": workers}}
-    experiment = Experiment.load(path / "config.toml", changes)
-    return _run(experiment, federation or federate(experiment), lambda: directory, watch)
+    """Resume an unfinished run from its checkpoint; the result is as if it had never stopped."""
+    record = RunRecord.resume(path)
+    try:
+        experiment = _experiment_of(record, {} if workers is None else {"machine": {"workers": workers}})
+        federation = federation or federation_of(experiment)
+        setting = prepare(experiment, federation)
+    except BaseException:
+        record.release()
+        raise
+    return _run(setting, experiment, federation, record, watch)
+
+
+def load(path: Path | str, model: Callable[[], nn.Module] | nn.Module | None = None) -> Result:
+    """Read a complete run: the result that it returned when it ended.
+
+    `model` is needed to build the personalized models of a run whose model came from Python.
+    """
+    record = RunRecord(path)
+    if not record.complete:
+        raise RunError(f"{record.path} holds no complete run")
+    facts, template, groups = record.facts(), None, None
+    if model is not None:
+        template, groups = _first_model(model, 0), facts.get("layers")
+    elif facts.get("model") != PYTHON:
+        experiment = _experiment_of(record)
+        template, groups = _template(experiment, tuple(facts["shape"]), facts["outputs"]), experiment.model.layers
+    spec = LayerSpec.of(template, groups) if template else None
+
+    def models() -> Any:
+        return record.models(template, spec) if template is not None and spec is not None else {}
+
+    diagnostics = {name: values for name, values in record.diagnostics().items() if name != "layers"}
+    names = tuple(facts["names"])
+    return Result(record.summary(), record.history(), diagnostics, record.ledger(), names, template, spec, models)
 
 
 def run(
@@ -113,6 +115,7 @@ def run(
     *,
     participants: int | None = None,
     training: Training | None = None,
+    objective: Objective | None = None,
     layers: Groups | None = None,
     train_fraction: float = 0.7,
     eval_every: int = 5,
@@ -122,6 +125,8 @@ def run(
     storage: Literal["memory", "disk"] = "memory",
     keep_models: bool = True,
     fleet: Literal["local", "ray"] = "local",
+    out: Path | str | None = None,
+    overwrite: bool = False,
     watch: Watch | None = None,
 ) -> Result:
     """Run a federation on your own data and model.
@@ -143,14 +148,19 @@ def run(
         How many clients take part in each round; all by default.
     training
         How clients train, `pfedla.Training(local_epochs=10, batch_size=32, lr=0.01)` by default.
+    objective
+        What is trained for and measured: `pfedla.Classification()` by default, `Regression`, `Binary`, `MultiLabel`,
+        `PerPosition`, or `Custom` with a loss and a metric of your own.
     layers
         Modules to join into one layer, `{"encoder": "encoder.*"}`; by default each module is a layer.
+    train_fraction
+        The share of a client's samples to train on, if it brings no test data.
     eval_every
         Rounds between evaluations; the last round is always evaluated.
     seed
         Decides every random number.
     workers
-        Processes; one a core by default, 0 to work in this one. The result does not depend on it.
+        Processes; one per core by default, 0 to work in this one. The result does not depend on it.
     device
         Where models are trained: `"cpu"`, `"cuda"`, ...
     storage
@@ -159,6 +169,10 @@ def run(
         Make every client's personalized model at the end. Without, there is no `Result.model`.
     fleet
         Where the clients run: on this machine, or on a Ray cluster (docs/scale.md). The result does not depend on it.
+    out
+        A folder for the run's record, which `pfedla.load` reads; none by default.
+    overwrite
+        Replace the run that `out` holds.
     watch
         Called after every round with a `pfedla.Progress`.
 
@@ -169,143 +183,141 @@ def run(
     """
     if not isinstance(algorithm, Algorithm):
         raise ConfigError(f"algorithm must be one such as pfedla.PFedLA(), not {algorithm!r}")
+    objective = objective or Classification()
     names = [f"client-{i}" for i in range(len(clients))]
-    federation = _own_data(clients, names, train_fraction, seed)
-    settings = Run(
-        seed=seed,
-        rounds=rounds,
-        participants=participants or 0,
-        eval_every=eval_every,
-        workers=-1 if workers is None else workers,
-        device=device,
-        storage=storage,
-        keep_models=keep_models,
-        fleet=fleet,
+    federation = own_data(clients, names, train_fraction, seed, by_class=objective.by_class)
+    experiment = Experiment(
+        algorithm,
+        Data(clients=len(clients), train_fraction=train_fraction),
+        model=Model(PYTHON),
+        objective=objective,
+        training=training or Training(),
+        schedule=Schedule(seed, rounds, participants, eval_every),
+        machine=Machine(workers, device, storage, fleet, keep_models=keep_models),
     )
-    make = (lambda: copy.deepcopy(model)) if isinstance(model, nn.Module) else model
-    template = seeded(make, seed)
-    spec = LayerSpec.of(template, layers)
-    setting = _setting(algorithm, template, spec, training or Training(), settings, federation)
-    return _finish(setting, federation, settings, "own data", None, watch)
+    template = _first_model(model, seed)
+    setting = _setting(experiment, template, LayerSpec.of(template, layers), federation)
+    record = _create(out, experiment, federation, overwrite, layers) if out else None
+    return _run(setting, experiment, federation, record, watch)
 
 
 def prepare(experiment: Experiment, federation: Federation) -> Setting:
     """Make the model and check everything that can be checked before any work."""
-    model, seed = experiment.model, experiment.run.seed
-    template = seeded(lambda: make_model(model.name, federation.shape, len(federation.classes)), seed)
-    spec = LayerSpec.of(template, model.layers)
-    return _setting(experiment.algorithm, template, spec, experiment.training, experiment.run, federation)
+    template = _template(experiment, federation.shape, federation.outputs)
+    return _setting(experiment, template, LayerSpec.of(template, experiment.model.layers), federation)
+
+
+def _template(experiment: Experiment, shape: tuple[int, ...], outputs: int) -> nn.Module:
+    return seeded(lambda: make_model(experiment.model.name, shape, outputs), experiment.schedule.seed)
+
+
+def _first_model(model: Callable[[], nn.Module] | nn.Module, seed: int) -> nn.Module:
+    return seeded((lambda: copy.deepcopy(model)) if isinstance(model, nn.Module) else model, seed)
+
+
+def _setting(experiment: Experiment, template: nn.Module, spec: LayerSpec, federation: Federation) -> Setting:
+    """Put together what is fixed for a run; refuse what does not fit the data, the method or the machine."""
+    device, schedule = experiment.machine.device, experiment.schedule
+    try:
+        torch.empty(0, device=device)
+    except RuntimeError as error:
+        raise ConfigError(f"machine.device = {device!r} is not available: {str(error).partition('.')[0]}") from None
+    _pool_of(experiment.machine)
+    algorithm = experiment.algorithm.for_model(spec)
+    check_model(template, experiment.objective, federation.data)
+    participants(schedule, 0, len(federation.data))
+    return Setting(template, spec, algorithm, experiment.training, schedule.seed, device, experiment.objective)
+
+
+def _pool_of(machine: Machine) -> Callable[..., Pool]:
+    """Return what makes the pool that a run asks for; refuse one whose extra is not installed."""
+    if machine.fleet == "local":
+        return local_pool
+    try:
+        from pfedla.ray import ray_pool
+    except ImportError as error:
+        raise ConfigError(f"machine.fleet = {machine.fleet!r}: {error}") from None
+    return partial(ray_pool, address=machine.ray_address)
+
+
+def _experiment_of(record: RunRecord, changes: dict[str, dict[str, Any]] | None = None) -> Experiment:
+    """Return the configuration of a run; refuse one that came from Python."""
+    if record.facts().get("model") == PYTHON:
+        raise RunError(f"the run in {record.path} was started from Python, with a model and data of its own")
+    return Experiment.load(record.config, changes)
+
+
+def _create(
+    out: Path | str, experiment: Experiment, federation: Federation, overwrite: bool, layers: Groups | None = None
+) -> RunRecord:
+    """Make a run's folder, now that nothing is left to refuse."""
+    facts = {
+        "version": __version__,
+        "model": experiment.model.name,
+        "layers": layers if layers is not None else experiment.model.layers,
+        "names": list(federation.names),
+        "shape": list(federation.shape),
+        "outputs": federation.outputs,
+        "classes": list(federation.classes),
+    }
+    return RunRecord.create(out, experiment.toml(), facts, overwrite=overwrite)
 
 
 def _run(
-    experiment: Experiment,
-    federation: Federation,
-    directory: Callable[[], RunDirectory | None],
-    watch: Watch | None,
+    setting: Setting, experiment: Experiment, federation: Federation, record: RunRecord | None, watch: Watch | None
 ) -> Result:
-    """Run an experiment on its data; the directory is made only when nothing is left to refuse."""
-    setting = prepare(experiment, federation)
-    return _finish(setting, federation, experiment.run, experiment.data_name, directory(), watch)
-
-
-def _setting(
-    algorithm: Algorithm[Any],
-    template: nn.Module,
-    spec: LayerSpec,
-    training: Training,
-    run: Run,
-    federation: Federation,
-) -> Setting:
-    """Put together what is fixed for a run; refuse what does not fit the data, the method or the machine."""
+    """Run all rounds on a simulated fleet, and write the results."""
+    machine, schedule, n = experiment.machine, experiment.schedule, len(federation.data)
+    place = None if machine.storage == "memory" else record.path if record else Path(tempfile.gettempdir())
     try:
-        torch.empty(0, device=run.device)
-    except RuntimeError as error:
-        raise ConfigError(f"run.device = {run.device!r} is not available: {str(error).partition('.')[0]}") from None
-    fleet_of(run)
-    setting = Setting(template, spec, algorithm.for_model(spec), training, run.seed, run.device)
-    check_model(template, federation.train + federation.test)
-    draw_participants(run.seed, 0, len(federation.train), run.participants or len(federation.train))
-    return setting
-
-
-def _finish(
-    setting: Setting,
-    federation: Federation,
-    run: Run,
-    dataset: str,
-    directory: RunDirectory | None,
-    watch: Watch | None,
-) -> Result:
-    """Simulate, and write the results."""
-    facts = {
-        "algorithm": algorithm_name(setting.algorithm),
-        "dataset": dataset,
-        "clients": len(federation.train),
-        "rounds": run.rounds,
-        "seed": run.seed,
-    }
-    result = simulate(setting, federation.train, federation.test, run, facts, directory, watch)
-    if directory:
-        kept = federation.names if run.keep_models else ()
-        models = ((name, result.model(client).state_dict()) for client, name in enumerate(kept))
-        directory.finish(result.summary, result.ledger, result.inspected, models)
+        pool = _pool_of(machine)(setting, federation.data, machine.workers)
+        try:
+            with mapped(place):
+                fleet = SimulatedFleet(setting, federation.data, pool)
+                every = machine.checkpoint_every if machine.checkpoints else None
+                models = machine.keep_models
+                outcome = run_rounds(setting, fleet, n, schedule, record, watch, checkpoint_every=every, models=models)
+        finally:
+            pool.close()
+        result = _result(setting, experiment, federation, outcome)
+        if record:
+            record.finish(result)
+    except BaseException as error:
+        if record:
+            record.fail(error)
+        raise
     return result
 
 
-def _own_data(clients: Sequence[Client], names: Sequence[str], train_fraction: float, seed: int) -> Federation:
-    """Check clients' own arrays and divide those that bring no test data."""
-    if not clients:
-        raise DataError("there are no clients: give a list of (x, y), one a client")
-    pairs: list[tuple[Array, Array, Array, Array]] = []
-    for name, client in zip(names, clients, strict=True):
-        if len(client) not in (2, 4):
-            raise DataError(f"{name} must be (x, y) or (x, y, x_test, y_test), not {len(client)} values")
-        x, y = client[0], client[1]
-        _check_labels(name, x, y)
-        if len(client) == 4:
-            _check_labels(name, client[2], client[3])
-            pairs.append(client)
-            continue
-        part = _divide(np.asarray(y), train_fraction, seed, name)
-        pairs.append((x[part.train], y[part.train], x[part.test], y[part.test]))
-    shapes = {tuple(x.shape[1:]) for pair in pairs for x in (pair[0], pair[2])}
-    if len(shapes) > 1:
-        raise DataError(f"all clients' inputs must have one shape, not {' and '.join(map(str, sorted(shapes)))}")
-    labels = [(np.asarray(pair[1]), np.asarray(pair[3])) for pair in pairs]
-    classes = 1 + max(int(part.max()) for pair in labels for part in pair)
-    return Federation(
-        [Samples(pair[0], pair[1]) for pair in pairs],
-        [Samples(pair[2], pair[3]) for pair in pairs],
-        shapes.pop(),
-        tuple(map(str, range(classes))),
-        count_classes(labels, classes),
-        tuple(names),
-        "",
-    )
-
-
-def _divide(labels: np.ndarray, train_fraction: float, seed: int, name: str) -> Part:
-    try:
-        return partition(
-            labels,
-            Column(),
-            clients=1,
-            samples_per_client=None,
-            train_fraction=train_fraction,
-            seed=seed,
-            owner=np.zeros(len(labels), dtype=np.int64),
-        )[0]
-    except (DataError, ConfigError) as error:
-        raise DataError(f"{name}: {error}") from None
-
-
-def _check_labels(name: str, x: Array, y: Array) -> None:
-    labels = np.asarray(y)
-    if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise DataError(f"{name}: labels must be whole numbers in one dimension, not {labels.dtype} {labels.shape}")
-    if len(x) != len(labels):
-        raise DataError(f"{name}: {len(x)} inputs but {len(labels)} labels")
-    if not len(labels):
-        raise DataError(f"{name} has no samples")
-    if labels.min() < 0:
-        raise DataError(f"{name}: label {labels.min()} is negative: labels are numbered from 0")
+def _result(setting: Setting, experiment: Experiment, federation: Federation, outcome: Outcome) -> Result:
+    """Sum a run up. The headline is the last round; the best round stands beside it as what it is."""
+    history, ledger, objective = outcome.history, outcome.ledger, experiment.objective
+    headline = f"{objective.headline}_mean"
+    known = [record for record in history if record[headline] is not None]
+    pick = max if objective.higher_is_better else min
+    best = pick(known, key=lambda record: record[headline]) if known else {"round": None, headline: None}
+    examples = np.array([len(samples.train) for samples in federation.data.values()])
+    passes = int(examples[ledger.arrays()["client"]].sum()) * setting.training.local_epochs
+    beside = ("round", "bytes_down", "bytes_up", "seconds", "clients", "missing")
+    summary = {
+        "algorithm": algorithm_name(experiment.algorithm),
+        "dataset": "own data" if experiment.model.name == PYTHON else experiment.data.name,
+        "clients": len(federation.data),
+        "rounds": experiment.schedule.rounds,
+        "seed": experiment.schedule.seed,
+        "headline": objective.headline,
+        "higher_is_better": objective.higher_is_better,
+        "percent": objective.percent,
+        **{key: figure for key, figure in history[-1].items() if key not in beside},
+        "best_round": best["round"],
+        f"best_round_{headline}": best[headline],
+        "bytes_down": ledger.down,
+        "bytes_up": ledger.up,
+        "overhead_down": ledger.overhead_down,
+        "overhead_up": ledger.overhead_up,
+        "seconds": round(outcome.seconds, 3),
+        "samples_per_second": round(passes / outcome.seconds, 1),
+    }
+    personalized, names = outcome.personalized, federation.names
+    template, spec = setting.template, setting.spec
+    return Result(summary, history, outcome.diagnostics, ledger, names, template, spec, lambda: personalized)

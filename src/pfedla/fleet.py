@@ -1,151 +1,133 @@
 """The clients, behind one small protocol: where they run can be swapped, the rounds stay the same.
 
-`SimulatedFleet` runs every client on this machine, by a crew of worker processes. A client's result depends on its
-inputs alone, so it is the same to the bit for any number of workers.
+`SimulatedFleet` plays every client with a pool of workers, on this machine or on a cluster. A client's result depends
+on its inputs alone, so it is the same to the bit for any pool.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from pfedla.errors import ConfigError, RunError
-from pfedla.jobs import Crew, Data, InProcess, Job, Kind, Setting
+from pfedla.client import Evaluation, Job, Kept, Setting
 from pfedla.layers import Layers
+from pfedla.pool import Pool
 from pfedla.storage import repeat
-from pfedla.training import Samples, Score
+from pfedla.training import ClientData
+from pfedla.tree import transform
 from pfedla.wire import Payload
-from pfedla.workers import Processes, available_workers, keep_freed_memory
 
-__all__ = ["Evaluation", "Fleet", "Setting", "SimulatedFleet", "available_workers"]
+__all__ = ["Answers", "Fleet", "SimulatedFleet"]
+
+T = TypeVar("T")
 
 
-class Evaluation(NamedTuple):
-    """Scores on the clients' test data."""
+class Answers(NamedTuple, Generic[T]):
+    """What clients answered, and why the others did not. Nobody is a legal answer."""
 
-    personalized: Score  # of the model the server would have the client use now
-    after_training: Score  # of the model the client held after its latest local training; NaN if it never trained
+    by_client: dict[int, T]  # in ascending order of the clients
+    missing: dict[int, str] = {}  # noqa: RUF012 (a NamedTuple's default, never written)
 
 
 class Fleet(Protocol):
-    """Clients that can be asked to train and to score models."""
+    """All that a run knows of its clients. What they keep may lie anywhere, also with themselves.
 
-    def train(self, ids: Sequence[int], got: Payload, t: int) -> tuple[list[int], Payload]:
-        """Have clients train on what they got in round `t`; return who answered, sorted, and what they sent."""
+    `sent` is a packed payload with one row for each client of `ids`; answers are packed, too.
+    """
+
+    def train(self, ids: Sequence[int], sent: Payload, t: int) -> Answers[Payload]:
+        """Have clients train in round `t`; return one row from each that answered."""
 
     def commit(self) -> None:
         """Tell the clients that the server has taken their latest answers: what they trained is now theirs."""
 
-    def evaluate(self, ids: Sequence[int], got: Payload, t: int) -> Evaluation:
-        """Score the clients' personalized models. Reads and never writes."""
+    def evaluate(self, ids: Sequence[int], sent: Payload, t: int) -> Answers[Evaluation]:
+        """Score clients' personalized models. Reads and never writes."""
+
+    def personalize(self, ids: Sequence[int], sent: Payload, t: int) -> Answers[Layers]:
+        """Return clients' personalized models, one row each. Reads and never writes."""
+
+    def snapshot(self) -> Any:
+        """Return what the fleet itself holds of the clients between rounds, nested tensors, to be checkpointed."""
+
+    def restore(self, snapshot: Any) -> None:
+        """Go back to a snapshot."""
+
+    def close(self) -> None:
+        """End it."""
 
 
 class SimulatedFleet:
-    """All clients on this machine.
+    """All clients, played by a pool of workers; what they keep lies in this process.
 
     Parameters
     ----------
     setting
         The model, the method and how clients train.
-    train, test
-        Each client's data. Processes share one copy.
-    workers
-        Worker processes; `None` for one a core, 0 to work in this process (for debugging, and on a GPU).
+    data
+        Each client's data; clients are numbered from 0.
+    pool
+        Who plays them. It is closed with the fleet.
     """
 
-    def __init__(
-        self, setting: Setting, train: Sequence[Samples], test: Sequence[Samples], workers: int | None = None
-    ) -> None:
-        if workers is None:
-            workers = 0 if setting.device != "cpu" else available_workers()
-        if workers and setting.device != "cpu":
-            raise ConfigError(f"run.workers = {workers}: on {setting.device} all clients share this process; use 0")
-        if workers < 0:
-            raise ConfigError(f"workers = {workers} must be 0 (this process) or more")
-        keep_freed_memory()  # of the server's part of a round, and of clients in this process
-        self.size = len(train)
-        self.workers = min(workers, self.size)
-        self.trained = torch.zeros(self.size, dtype=torch.bool)
-        own = setting.algorithm.enroll(setting.spec.read(setting.template))
-        self._staged: dict[int, Layers] = {}
-        self._examples = [len(samples) for samples in train]
-        self._crew = self._hire(setting, Data(list(train), list(test)), own)
-        self.own = {key: repeat(row, self.size) for key, row in own.items()}  # after the forks: workers hold no copy
+    def __init__(self, setting: Setting, data: Mapping[int, ClientData], pool: Pool) -> None:
+        first = setting.enroll()
+        own = {key: repeat(row, len(data)) for key, row in first.own.items()}
+        self.kept = Kept(own, first.rounds.repeat(len(data)))
+        self._examples = {client: len(samples.train) for client, samples in data.items()}
+        self._pool = pool
+        self._staged: dict[int, Kept] = {}
 
-    # ---- the protocol
-
-    def train(self, ids: Sequence[int], got: Payload, t: int) -> tuple[list[int], Payload]:
+    def train(self, ids: Sequence[int], sent: Payload, t: int) -> Answers[Payload]:
         """Train clients; what they will keep is held back until `commit`."""
-        answers = self._do("train", ids, got, t)
-        for client, (own, _) in answers.items():
-            if own.keys() != self.own.keys():
-                odd = ", ".join(sorted(own.keys() ^ self.own.keys()))
-                raise RunError(f"client {client} must keep what its method's enroll() returns; this differs: {odd}")
-        self._staged = {client: own for client, (own, _) in answers.items()}
-        answered = sorted(answers)
-        return answered, Payload.stack([answers[client][1] for client in answered])
+        answers: dict[int, tuple[Kept, Payload]] = self._run("train", ids, sent, t)
+        self._staged = {client: kept for client, (kept, _) in answers.items()}
+        return Answers({client: upload for client, (_, upload) in answers.items()})
 
     def commit(self) -> None:
         """Let the clients keep what they trained."""
-        for client, own in self._staged.items():
-            for key, rows in self.own.items():
+        for client, (own, rounds) in self._staged.items():
+            for key, rows in self.kept.own.items():
                 rows[client] = own[key][0]
-            self.trained[client] = True
+            self.kept.rounds[client] = rounds[0]
         self._staged = {}
 
-    def evaluate(self, ids: Sequence[int], got: Payload, t: int) -> Evaluation:
-        """Score clients' personalized models, and the models they held after their latest training."""
-        answers = self._do("evaluate", ids, got, t)
-        table = np.array([answers[client] for client in ids])  # (clients, 4)
-        table[~self.trained[list(ids)].numpy(), 2:] = np.nan
-        return Evaluation(Score(table[:, 0], table[:, 1]), Score(table[:, 2], table[:, 3]))
+    def evaluate(self, ids: Sequence[int], sent: Payload, t: int) -> Answers[Evaluation]:
+        """Score clients' personalized models, and the models after their latest training."""
+        return Answers(self._run("evaluate", ids, sent, t))
 
-    # ---- beside the protocol
+    def personalize(self, ids: Sequence[int], sent: Payload, t: int) -> Answers[Layers]:
+        """Return clients' personalized models."""
+        return Answers(self._run("personalize", ids, sent, t))
 
-    def personalize(self, ids: Sequence[int], got: Payload, t: int) -> Layers:
-        """Return clients' personalized models: `{entry: (clients, numbers)}`."""
-        answers = self._do("personalize", ids, got, t)
-        rows = [answers[client] for client in ids]
-        return {key: torch.cat([row[key] for row in rows]) for key in rows[0]}
+    def snapshot(self) -> Kept:
+        """Return what the clients keep."""
+        return self.kept
 
-    def state(self) -> tuple[Layers, Tensor]:
-        """Return what the clients keep, to be saved."""
-        return self.own, self.trained
+    def restore(self, snapshot: Kept) -> None:
+        """Have the clients keep this."""
+        self.kept, self._staged = snapshot, {}
 
     def close(self) -> None:
-        """End the worker processes."""
-        self._crew.close()
+        """End the workers."""
+        self._pool.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _hire(self, setting: Setting, data: Data, own: Layers) -> Crew:
-        """Return who does the clients' work: worker processes, or this one."""
-        if not self.workers:
-            return InProcess(setting, data)
-        kept = sum(row.nbytes for row in own.values())
-        model = sum(row.nbytes for row in setting.spec.read(setting.template).values())
-        return Processes(setting, data, self.workers, message=kept + model)
-
-    def _do(self, kind: Kind, ids: Sequence[int], got: Payload, t: int) -> dict[int, Any]:
+    def _run(
+        self, kind: Literal["train", "evaluate", "personalize"], ids: Sequence[int], sent: Payload, t: int
+    ) -> dict[int, Any]:
         """Have every client of `ids` do one job; the longest first, so that workers end together."""
         row = {client: index for index, client in enumerate(ids)}
 
         def job(client: int) -> Job:
-            own = {key: rows[client : client + 1] for key, rows in self.own.items()}
-            return Job(kind, client, t, own, got.rows(slice(row[client], row[client] + 1)))
+            kept: Kept = transform(self.kept, lambda _, rows: rows[client : client + 1])
+            return Job(kind, client, t, kept, sent.rows(slice(row[client], row[client] + 1)))
 
         order = sorted(ids, key=lambda client: -self._examples[client])
         with _one_thread():
-            return dict(self._crew.work(map(job, order)))
+            return dict(sorted(self._pool.run(map(job, order))))
 
 
 @contextmanager

@@ -3,12 +3,13 @@
 A *layer* is one module of the network with the parameters it owns directly: a convolution's weight and
 bias together, a batch norm of its own. Users may group modules into larger layers by name patterns.
 
-`Layers` maps an entry to a tensor with a leading client axis, `(clients, numbers)`:
+`Layers` maps an entry to a tensor with a leading client axis, `(clients, values)`:
 
 - `"conv1"`: the trained parameters of layer `conv1`, flattened;
 - `"bn1#stats"`: floating-point running statistics. They travel with their layer, and are never trained;
 - `"bn1#counters"`: integer counters. They stay with the client;
-- `"conv1#control"`: whatever else an algorithm keeps or sends for that layer, under a kind of its own.
+- `"conv1#control"`: whatever else an algorithm keeps or sends for that layer, under a kind of its own;
+- `"#alpha"`: a value that a client keeps for no layer (in a `Payload` these have a place of their own).
 
 `LayerSpec` says which tensors of a module form which entry, and in which order. Four-dimensional parameters
 are stored channels-last, the order in which convolutions run fastest; nothing outside this file has to know.
@@ -17,14 +18,13 @@ are stored channels-last, the order in which convolutions run fastest; nothing o
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from pfedla.errors import ModelError, nearest
 from pfedla.storage import repeat
@@ -32,7 +32,6 @@ from pfedla.storage import repeat
 __all__ = [
     "COUNTERS",
     "STATS",
-    "FlatModel",
     "LayerSpec",
     "Layers",
     "Slot",
@@ -42,6 +41,7 @@ __all__ = [
     "kind_of",
     "layer_of",
     "match_layers",
+    "tensors_of",
 ]
 
 Layers = dict[str, Tensor]
@@ -49,16 +49,20 @@ Groups = Mapping[str, str | Sequence[str]] | Sequence[str]
 
 STATS = "stats"
 COUNTERS = "counters"
+NORMS = (
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+)
 ROOT = "(root)"  # the layer of parameters that the outermost module owns itself
 
 
 def entry(layer: str, kind: str = "") -> str:
-    """Return the key of a layer's entry of this kind; no kind means its trained parameters."""
+    """Return the key of a layer's entry of this kind; no kind means its trained parameters, no layer a value."""
     return f"{layer}#{kind}" if kind else layer
 
 
 def layer_of(key: str) -> str:
-    """Return the layer an entry belongs to."""
+    """Return the layer an entry belongs to, `""` for a value."""
     return key.partition("#")[0]
 
 
@@ -95,7 +99,7 @@ class Slot(NamedTuple):
     stop: int
 
     def view(self, vector: Tensor) -> Tensor:
-        """Return this tensor as a view of the entry's vector `(numbers,)`."""
+        """Return this tensor as a view of the entry's vector `(values,)`."""
         flat = vector[self.start : self.stop]
         if len(self.shape) == 4:
             out, into, height, width = self.shape
@@ -127,6 +131,7 @@ class LayerSpec:
         """
         dtype = _check_parameters(module)
         layer_by_module = _group([name for name, _ in module.named_modules()], groups)
+        persistent = module.state_dict().keys()
         found: dict[str, list[tuple[str, Tensor]]] = {}
         others: set[str] = set()  # layers with a module that is no norm
         seen: set[int] = set()
@@ -142,13 +147,13 @@ class LayerSpec:
             buffers = [
                 (_join(path, name), buffer)
                 for name, buffer in owner.named_buffers(recurse=False)
-                if name not in owner._non_persistent_buffers_set and id(buffer) not in seen
+                if _join(path, name) in persistent and id(buffer) not in seen
             ]
             seen.update(id(tensor) for _, tensor in trained + buffers)
             if trained:
                 found.setdefault(layer, []).extend(trained)
                 latest = layer
-                if not isinstance(owner, nn.modules.batchnorm._NormBase):
+                if not isinstance(owner, NORMS):
                     others.add(layer)
             home = layer if layer in found else latest  # statistics of an untrained module ride with the one before
             if not home:
@@ -180,12 +185,12 @@ class LayerSpec:
         return sum(self.size(layer) for layer in self.names)
 
     def read(self, module: nn.Module) -> Layers:
-        """Return a module's layers, copied, as one row: `{entry: (1, numbers)}`."""
-        tensors = _tensors(module)
+        """Return a module's layers, copied, as one row: `{entry: (1, values)}`."""
+        tensors = tensors_of(module)
         return {key: self.gather(key, tensors) for key in self.slots}
 
     def gather(self, key: str, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Return an entry's row, `(1, numbers)` on the CPU, copied from a module's tensors by name."""
+        """Return an entry's row, `(1, values)` on the CPU, copied from a module's tensors by name."""
         slots = self.slots[key]
         row = torch.empty(1, slots[-1].stop, dtype=torch.int64 if kind_of(key) == COUNTERS else self.dtype)
         for slot in slots:
@@ -194,7 +199,7 @@ class LayerSpec:
 
     def write(self, module: nn.Module, layers: Layers, row: int = 0) -> None:
         """Copy one row of `layers` into a module; every entry of the model must be there."""
-        tensors = _tensors(module)
+        tensors = tensors_of(module)
         with torch.no_grad():
             for key, slots in self.slots.items():
                 for slot in slots:
@@ -207,74 +212,12 @@ class LayerSpec:
         return module.eval()
 
 
-class FlatModel:
-    """A module whose trained parameters live in one vector, so that a step on all of them is one operation.
-
-    `weights` and `gradient` are `(parameters,)`; the module's parameters and their `.grad` are views of them,
-    layer after layer. The module handed in is taken over: give a copy if you need it otherwise.
-    """
-
-    def __init__(self, module: nn.Module, spec: LayerSpec, device: torch.device | str = "cpu") -> None:
-        self.spec = spec
-        self.module = module.to(device)
-        self.weights = torch.empty(spec.parameters, dtype=spec.dtype, device=device)
-        self.gradient = torch.zeros_like(self.weights)
-        self._range: dict[str, slice] = {}
-        parameters = dict(module.named_parameters())
-        start = 0
-        for layer in spec.names:
-            where = self._range[layer] = slice(start, start + spec.size(layer))
-            start = where.stop
-            for slot in spec.slots[layer]:
-                view = slot.view(self.weights[where])
-                view.copy_(parameters[slot.name].detach())
-                parameters[slot.name].data = view
-                parameters[slot.name].grad = slot.view(self.gradient[where])
-        self._buffers = {key: slots for key, slots in spec.slots.items() if kind_of(key)}
-        self._tensors = _tensors(module)
-
-    def vector(self, layers: Layers, row: int = 0, kind: str = "") -> Tensor:
-        """Return one row of the entries of a kind, in the order of `weights`: `(parameters,)`."""
-        return torch.cat([layers[entry(layer, kind)][row] for layer in self.spec.names]).to(self.weights)
-
-    def layers(self, vector: Tensor, kind: str = "") -> Layers:
-        """Return a vector in the order of `weights` as one row of entries of a kind, copied: `vector` undone."""
-        return {entry(layer, kind): vector[where].to("cpu", copy=True)[None] for layer, where in self._range.items()}
-
-    def mask(self, layers: Collection[str]) -> Tensor:
-        """Return which numbers of `weights` belong to these layers: `(parameters,)` bool."""
-        mask = torch.zeros_like(self.weights, dtype=torch.bool)
-        for layer in layers:
-            mask[self._range[layer]] = True
-        return mask
-
-    def backward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return `gradient`, filled with that of the cross-entropy of a batch."""
-        self.gradient.zero_()
-        functional.cross_entropy(self.module(x), y).backward()
-        return self.gradient
-
-    def load(self, layers: Layers, row: int = 0) -> None:
-        """Copy one row of `layers` into the module."""
-        for layer, where in self._range.items():
-            self.weights[where].copy_(layers[layer][row])
-        for key, slots in self._buffers.items():
-            for slot in slots:
-                self._tensors[slot.name].copy_(slot.view(layers[key][row]))
-
-    def read(self) -> Layers:
-        """Return the module's layers, copied, as one row on the CPU: `{entry: (1, numbers)}`."""
-        trained = self.layers(self.weights)
-        return {
-            key: trained[key] if key in trained else self.spec.gather(key, self._tensors) for key in self.spec.slots
-        }
-
-
 def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's parameters and buffers by name."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 

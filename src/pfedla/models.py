@@ -7,15 +7,30 @@ classes, with a batch norm after each convolution for CIFAR and none for EMNIST 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from pfedla.blocks import norm_pool_relu
+from pfedla.blocks import NormPoolReLU, PoolReLU
 from pfedla.errors import ConfigError, ModelError, unknown_name
+from pfedla.objective import Objective
+from pfedla.randomness import seed_of
+from pfedla.settings import Settings
+from pfedla.training import ClientData
 
-__all__ = ["MLP", "MODELS", "LeNet", "make_model"]
+__all__ = ["MLP", "MODELS", "LeNet", "Model", "check_model", "import_object", "make_model", "seeded"]
+
+
+@dataclass(frozen=True)
+class Model(Settings):
+    """The network, and which of its modules form one layer."""
+
+    section: ClassVar[str] = "model"
+    name: str = "auto"
+    layers: dict[str, str] = field(default_factory=dict)  # layer name -> pattern of module names
 
 
 class LeNet(nn.Module):
@@ -27,17 +42,17 @@ class LeNet(nn.Module):
             raise ModelError(f"LeNet takes images (channels, height, width) of at least 16x16, not {tuple(shape)}")
         channels, height, width = shape
         self.conv1 = nn.Conv2d(channels, 16, 5)
-        self.bn1 = nn.BatchNorm2d(16) if batch_norm else nn.Identity()
+        self.bn1 = NormPoolReLU(16) if batch_norm else PoolReLU()
         self.conv2 = nn.Conv2d(16, 32, 5)
-        self.bn2 = nn.BatchNorm2d(32) if batch_norm else nn.Identity()
+        self.bn2 = NormPoolReLU(32) if batch_norm else PoolReLU()
         self.fc1 = nn.Linear(32 * _pooled(height) * _pooled(width), 120)
         self.fc2 = nn.Linear(120, 84)
         self.fc3 = nn.Linear(84, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits."""
-        x = norm_pool_relu(self.conv1(x), self.bn1)
-        x = norm_pool_relu(self.conv2(x), self.bn2)
+        x = self.bn1(self.conv1(x))
+        x = self.bn2(self.conv2(x))
         x = self.fc1(x.flatten(1)).relu()
         out: Tensor = self.fc3(self.fc2(x).relu())
         return out
@@ -75,7 +90,7 @@ def make_model(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     """Build a model by name.
 
     `name` is one of `MODELS`; `"auto"`, the paper's choice (batch norm for colour images); or
-    `"package.module:factory"`, a callable that takes the input shape and the number of classes.
+    `"package.module:factory"`, a callable that takes the input shape and the number of classes (or other outputs).
     """
     if name == "auto":
         name = ("lenet-bn" if shape[0] == 3 else "lenet") if len(shape) == 3 else "mlp"
@@ -87,6 +102,38 @@ def make_model(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     if name not in MODELS:
         raise unknown_name("model", name, [*MODELS, "auto", "package.module:factory"])
     return MODELS[name](shape, classes)
+
+
+def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Build the common first model from a seed, without touching the caller's random numbers."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_of(seed, "model"))
+        module = make()
+    if not isinstance(module, nn.Module):
+        raise ModelError(f"the model factory returned {type(module).__name__}, not a torch.nn.Module")
+    return module
+
+
+def check_model(template: nn.Module, objective: Objective, data: Mapping[int, ClientData]) -> None:
+    """Try the model on the first samples of the first client, and its outputs against everybody's targets."""
+    like = next(p for p in template.parameters() if p.requires_grad)
+    x, _ = data[0].train.take(slice(0, 2), like)
+    template.eval()
+    try:
+        with torch.inference_mode():
+            out = template(x)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise ModelError(
+            f"the model does not take the data: a batch of shape {tuple(x.shape)} ({x.dtype}) gave: {error}"
+        ) from error
+    if not isinstance(out, Tensor):
+        raise ModelError(f"the model must return a tensor, not {type(out).__name__}")
+    for client, samples in data.items():
+        for part in samples:
+            try:
+                objective.check(out[: len(part)], part.targets)
+            except ModelError as error:
+                raise ModelError(f"client {client}: {error}") from error
 
 
 def import_object(path: str, setting: str) -> Callable[..., object]:

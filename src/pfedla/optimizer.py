@@ -6,23 +6,22 @@ step. Adam's moments and step counts are kept by row: a row that rests keeps its
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
 
 from pfedla import storage
-from pfedla.errors import ConfigError
 
-__all__ = ["Optimizer", "Rows", "Trained"]
+__all__ = ["Optimizer", "Rows", "TrainState"]
 
 Rows = dict[str, Tensor]  # {name: (rows, ...)}
 
 
-class Trained(NamedTuple):
+class TrainState(NamedTuple):
     """Stacked parameters and what their optimizer remembers of each row."""
 
     value: Rows
@@ -50,47 +49,39 @@ class Optimizer:
     decay: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-12
 
-    def __post_init__(self) -> None:
-        """Refuse what cannot be stepped with."""
-        if self.rule not in ("adam", "sgd"):
-            raise ConfigError(f"{self.rule!r} is no optimizer: choose adam or sgd")
-        if not 0 < self.lr < math.inf:
-            raise ConfigError(f"an optimizer's learning rate must be above 0 and finite, not {self.lr:g}")
-
-    def init(self, value: Rows) -> Trained:
+    def init(self, value: Rows) -> TrainState:
         """Return parameters before their first step."""
         zeros = [
             {k: storage.zeros(p.shape, p.dtype) for k, p in value.items()} if self.rule == "adam" else {} for _ in "12"
         ]
-        return Trained(value, zeros[0], zeros[1], torch.zeros(len(next(iter(value.values()))), dtype=torch.int64))
+        return TrainState(value, zeros[0], zeros[1], torch.zeros(len(next(iter(value.values()))), dtype=torch.int64))
 
-    def ascend(self, trained: Trained, direction: Rows, rows: Tensor) -> None:
+    def ascend(self, state: TrainState, direction: Rows, rows: Tensor) -> None:
         """Move `rows` along `direction`, which has one row for each of them, in place."""
         if not len(rows):
             return
         if self.rule == "adam":
-            self._adam(trained, direction, rows)
+            self._adam(state, direction, rows)
         else:
             for name, g in direction.items():
-                trained.value[name].index_add_(0, rows, g, alpha=self.lr)
-        trained.steps[rows] += 1
+                state.value[name].index_add_(0, rows, g, alpha=self.lr)
+        state.steps[rows] += 1
 
-    def _adam(self, trained: Trained, direction: Rows, rows: Tensor) -> None:
+    def _adam(self, state: TrainState, direction: Rows, rows: Tensor) -> None:
         """Step in one pass over value, gradient and moments, which are views of their rows and not copies of them."""
-        taken = trained.steps[rows].tolist()
-        count = {steps: torch.tensor(steps + 1.0) for steps in set(taken)}  # this step's number
-        parts = list(_runs(rows.tolist(), taken))
+        parts = list(_runs(rows.tolist(), state.steps[rows].tolist()))
 
         def views(stacked: Rows) -> list[Tensor]:
             return [stacked[name][row : row + size] for row, _, size, _ in parts for name in direction]
 
-        torch._fused_adam_(
-            views(trained.value),
+        adam(
+            views(state.value),
             [direction[name][place : place + size] for _, place, size, _ in parts for name in direction],
-            views(trained.first),
-            views(trained.second),
+            views(state.first),
+            views(state.second),
             [],
-            [count[steps] for *_, steps in parts for _ in direction],
+            [torch.tensor(float(steps)) for *_, steps in parts for _ in direction],  # taken so far; it adds this one
+            fused=True,
             amsgrad=False,
             beta1=self.decay[0],
             beta2=self.decay[1],

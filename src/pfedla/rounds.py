@@ -1,37 +1,77 @@
-"""The one loop: rounds of download, training and update, and the evaluation between them."""
+"""The one loop: rounds of download, training and update, and the evaluations between them."""
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
 from pfedla.algorithm import Algorithm
+from pfedla.client import Setting
 from pfedla.errors import ConfigError
-from pfedla.fleet import Evaluation, Fleet
+from pfedla.fleet import Answers, Fleet
+from pfedla.layers import Layers
 from pfedla.ledger import Ledger
-from pfedla.randomness import numpy_stream
-from pfedla.storage import let_go
-from pfedla.training import Score
+from pfedla.objective import Objective
+from pfedla.randomness import numpy_stream, stream
+from pfedla.record import RunRecord, Snapshot
+from pfedla.settings import Count, Settings
+from pfedla.storage import let_go, zeros
+from pfedla.training import Scores
+from pfedla.wire import Payload, pack, unpack
 
-__all__ = ["Server", "chunks", "evaluate", "participants", "run_round", "uninterrupted"]
+__all__ = [
+    "Outcome",
+    "Progress",
+    "Schedule",
+    "Server",
+    "Watch",
+    "evaluate",
+    "participants",
+    "run",
+    "run_round",
+    "uninterrupted",
+]
 
-CHUNK = 64  # clients
+CHUNK = 64  # clients that are sent something at once outside rounds
+log = logging.getLogger("pfedla")
+
+RECORDS, RECORD_BYTES = 200, 64 * 2**20  # diagnostics over the rounds are thinned to this
 
 
-def participants(seed: int, t: int, n: int, count: int) -> list[int]:
-    """Return who takes part in round `t`, sorted: the same for every algorithm, known before any training."""
-    if not 1 <= count <= n:
-        raise ConfigError(f"participants = {count} must be from 1 to the number of clients, {n}")
-    chosen = numpy_stream(seed, "participants", t).choice(n, count, replace=False)
-    return sorted(int(client) for client in chosen)
+@dataclass(frozen=True)
+class Schedule(Settings):
+    """How long, with whom, and from which seed: together with the other sections, all that decides the result."""
+
+    section: ClassVar[str] = "schedule"
+    seed: int = 0
+    rounds: Count = 50
+    participants: Count | None = None  # clients per round; all by default
+    eval_every: Count = 5  # rounds between evaluations; the last round is always evaluated
+
+
+class Progress(NamedTuple):
+    """What a watcher is told after every round."""
+
+    t: int
+    rounds: int
+    record: dict[str, Any] | None  # the latest evaluation, as in metrics.jsonl
+    bytes_down: int
+    bytes_up: int
+    seconds: float
+    objective: Objective
+
+
+Watch = Callable[[Progress], None]
 
 
 @dataclass
@@ -39,43 +79,224 @@ class Server:
     """The server between two rounds."""
 
     state: Any
+    ledger: Ledger
     t: int = 0  # rounds completed
 
 
-def run_round(algorithm: Algorithm[Any], server: Server, fleet: Fleet, ledger: Ledger, ids: Sequence[int]) -> None:
-    """Run the next round with the clients `ids`.
+class Evaluated(NamedTuple):
+    """All clients' metrics, `{metric: (clients,)}`; NaN where there is none."""
+
+    personalized: Scores
+    after_training: Scores
+    missing: dict[int, str]  # who did not answer, and why
+
+
+class Outcome(NamedTuple):
+    """What a run ends with."""
+
+    history: list[dict[str, Any]]  # one record for each evaluated round
+    diagnostics: dict[str, np.ndarray]  # of the method, over the rounds of `diagnostics["round"]`
+    ledger: Ledger
+    personalized: Layers  # {entry: (clients, values)}; empty if models are not wanted
+    seconds: float
+
+
+def run(
+    setting: Setting,
+    fleet: Fleet,
+    n: int,
+    schedule: Schedule,
+    record: RunRecord | None = None,
+    watch: Watch | None = None,
+    *,
+    checkpoint_every: int | None = None,
+    models: bool = True,
+) -> Outcome:
+    """Run all rounds with `n` clients, from a record's checkpoint if there is one.
+
+    On Ctrl-C the record gets a checkpoint of the last complete round before `KeyboardInterrupt` goes on.
+    """
+    algorithm, spec = setting.algorithm, setting.spec
+    state = algorithm.init(spec.read(setting.template), n, stream(schedule.seed, "init"))
+    server, history, before = Server(state, Ledger(spec.names)), list[dict[str, Any]](), 0.0
+    due = sorted({*range(schedule.eval_every, schedule.rounds + 1, schedule.eval_every), schedule.rounds})
+    diagnostics = _Diagnostics(due)
+    if record and (saved := record.restore(state, fleet.snapshot())):
+        server = Server(saved.state, saved.ledger, saved.t)
+        fleet.restore(saved.clients)
+        history, before, diagnostics.records = saved.history, saved.seconds, saved.diagnostics
+    started = time.perf_counter()
+
+    def seconds() -> float:
+        return before + time.perf_counter() - started
+
+    def snapshot() -> Snapshot:
+        clients, records = fleet.snapshot(), diagnostics.records
+        return Snapshot(server.t, server.state, clients, server.ledger, history, records, seconds())
+
+    try:
+        while True:
+            if server.t in due and (not history or history[-1]["round"] < server.t):
+                scores = evaluate(algorithm, server.state, fleet, n, server.t)
+                history.append(_record(server, scores, setting.objective, seconds()))
+                diagnostics.keep(server.t, algorithm.diagnostics(server.state))
+                if record:
+                    record.append(history[-1])
+            if watch and server.t:
+                latest, ledger = history[-1] if history else None, server.ledger
+                told = Progress(server.t, schedule.rounds, latest, ledger.down, ledger.up, seconds(), setting.objective)
+                watch(told)
+            if server.t == schedule.rounds:
+                break
+            if record and checkpoint_every and server.t and server.t % checkpoint_every == 0:
+                record.checkpoint(snapshot())
+            missing = run_round(algorithm, server, fleet, participants(schedule, server.t + 1, n))
+            for client, why in missing.items():
+                log.warning("client %d did not answer in round %d: %s", client, server.t, why)
+        elapsed = seconds()
+        personalized = _personalized(algorithm, server, fleet, n) if models else {}
+    except KeyboardInterrupt:
+        if record:
+            with uninterrupted():
+                record.checkpoint(snapshot())
+        raise
+    return Outcome(history, diagnostics.arrays(), server.ledger, personalized, elapsed)
+
+
+def participants(schedule: Schedule, t: int, n: int) -> list[int]:
+    """Return who takes part in round `t`, sorted: the same for every algorithm, known before any training."""
+    count = n if schedule.participants is None else schedule.participants
+    if not 1 <= count <= n:
+        raise ConfigError(f"schedule.participants = {count} must be from 1 to the number of clients, {n}")
+    chosen = numpy_stream(schedule.seed, "participants", t).choice(n, count, replace=False)
+    return sorted(int(client) for client in chosen)
+
+
+def run_round(algorithm: Algorithm[Any], server: Server, fleet: Fleet, ids: Sequence[int]) -> dict[int, str]:
+    """Run the next round with the clients `ids`; return who did not answer, and why.
 
     Ctrl-C before the clients have answered leaves everything as it was; after that it waits for the update.
     """
     t = server.t + 1
-    got = algorithm.download(server.state, torch.tensor(ids))
-    answered, upload = fleet.train(ids, got, t)
+    sent = pack(algorithm.download(server.state, torch.tensor(ids)))
+    answers = fleet.train(ids, sent, t)
     with uninterrupted():
-        ledger.record(t, ids, got, answered, upload)
-        if answered != list(ids):
-            got = got.rows([ids.index(client) for client in answered])
-        server.state = algorithm.update(server.state, torch.tensor(answered), got, upload)
+        answered = list(answers.by_client)
+        packed = Payload.stack(list(answers.by_client.values())) if answered else None
+        server.ledger.record(t, ids, sent, answered, packed)
+        if packed is not None:
+            got = unpack(sent if answered == list(ids) else sent.rows([ids.index(client) for client in answered]))
+            server.state = algorithm.update(server.state, torch.tensor(answered), got, unpack(packed))
         server.t = t
         fleet.commit()
     let_go()
+    return answers.missing
 
 
-def evaluate(algorithm: Algorithm[Any], state: Any, fleet: Fleet, n: int, t: int) -> Evaluation:
+def evaluate(algorithm: Algorithm[Any], state: Any, fleet: Fleet, n: int, t: int) -> Evaluated:
     """Score all clients' models as the server would send them now; nothing changes."""
-    parts = []
-    for ids in chunks(n):
-        parts.append(fleet.evaluate(ids, algorithm.download(state, torch.tensor(ids)), t))
+    found = _ask(fleet.evaluate, algorithm, state, n, t)
+    metrics = dict.fromkeys(metric for scores in found.by_client.values() for metric in scores.personalized)
+
+    def gather(which: int) -> Scores:
+        by_client = {client: scores[which] for client, scores in found.by_client.items()}
+        return {m: np.array([by_client.get(i, {}).get(m, np.nan) for i in range(n)]) for m in metrics}
+
+    return Evaluated(gather(0), gather(1), found.missing)
+
+
+def _ask(ask: Callable[..., Answers[Any]], algorithm: Algorithm[Any], state: Any, n: int, t: int) -> Answers[Any]:
+    """Ask all clients for something, a chunk at a time, so that what is sent at once stays small."""
+    everybody = Answers[Any]({}, {})
+    for start in range(0, n, CHUNK):
+        ids = range(start, min(start + CHUNK, n))
+        found = ask(ids, pack(algorithm.download(state, torch.tensor(ids))), t)
+        everybody.by_client.update(found.by_client)
+        everybody.missing.update(found.missing)
         let_go()
-
-    def join(scores: list[Score]) -> Score:
-        return Score(np.concatenate([s.accuracy for s in scores]), np.concatenate([s.loss for s in scores]))
-
-    return Evaluation(join([p.personalized for p in parts]), join([p.after_training for p in parts]))
+    return everybody
 
 
-def chunks(n: int) -> list[range]:
-    """Return all clients in portions, so that what is sent to them at once stays small."""
-    return [range(start, min(start + CHUNK, n)) for start in range(0, n, CHUNK)]
+def _personalized(algorithm: Algorithm[Any], server: Server, fleet: Fleet, n: int) -> Layers:
+    """Return every client's personalized model: `{entry: (clients, values)}`."""
+    personalized: Layers = {}
+
+    def place(ids: Sequence[int], sent: Payload, t: int) -> Answers[None]:
+        found = fleet.personalize(ids, sent, t)
+        for client, model in found.by_client.items():
+            for key, row in model.items():
+                if key not in personalized:
+                    personalized[key] = zeros((n, row.shape[1]), row.dtype)
+                personalized[key][client] = row[0]
+        return Answers({}, found.missing)
+
+    _ask(place, algorithm, server.state, n, server.t)
+    return personalized
+
+
+class _Diagnostics:
+    """A method's diagnostics, recorded over the rounds."""
+
+    def __init__(self, due: Sequence[int]) -> None:
+        self.due = list(due)
+        self.records: dict[int, dict[str, np.ndarray]] = {}
+
+    def keep(self, t: int, values: dict[str, torch.Tensor]) -> None:
+        """Keep this round's values unless they are thinned out."""
+        size = sum(value.nbytes for value in values.values())
+        if not size:
+            return
+        keep = max(2, min(RECORDS, RECORD_BYTES // size))
+        every = -(-len(self.due) // keep)  # rounded up
+        if (len(self.due) - 1 - self.due.index(t)) % every == 0:  # counted from the end: the last is always kept
+            self.records[t] = {name: value.numpy() for name, value in values.items()}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return the values over the rounds that were kept."""
+        if not self.records:
+            return {}
+        names = sorted(next(iter(self.records.values())))
+        stacked = {name: np.stack([record[name] for record in self.records.values()]) for name in names}
+        return {"round": np.array(list(self.records)), **stacked}
+
+
+def _record(server: Server, scores: Evaluated, objective: Objective, seconds: float) -> dict[str, Any]:
+    """Return one line of metrics.jsonl."""
+    name, up = objective.headline, objective.higher_is_better
+    headline = scores.personalized.get(name, np.array([]))
+    known = headline[~np.isnan(headline)]
+    tail = 10 if up else 90
+    spread: dict[str, Callable[[], Any]] = {
+        f"{name}_mean": known.mean,
+        f"{name}_std": known.std,
+        f"{name}_worst": known.min if up else known.max,
+        f"{name}_p{tail}": lambda: np.percentile(known, tail),
+    }
+    others = [metric for metric in scores.personalized if metric != name]
+    return {
+        "round": server.t,
+        **{key: float(figure()) if len(known) else None for key, figure in spread.items()},
+        **{f"{metric}_mean": _mean(scores.personalized[metric]) for metric in others},
+        **{f"{metric}_after_training": _mean(scores.after_training[metric]) for metric in scores.personalized},
+        "bytes_down": server.ledger.down,
+        "bytes_up": server.ledger.up,
+        "seconds": round(seconds, 3),
+        "clients": {
+            **{metric: _plain(values) for metric, values in scores.personalized.items()},
+            **{f"{metric}_after_training": _plain(values) for metric, values in scores.after_training.items()},
+        },
+        **({"missing": {str(client): why for client, why in scores.missing.items()}} if scores.missing else {}),
+    }
+
+
+def _mean(values: np.ndarray) -> float | None:
+    """Return the mean over those who have a value."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else None
+
+
+def _plain(values: np.ndarray) -> list[float | None]:
+    return [None if np.isnan(value) else round(float(value), 6) for value in values]
 
 
 @contextmanager

@@ -7,46 +7,37 @@ import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from pfedla.errors import ConfigError, RunError, require
-from pfedla.layers import FlatModel, Layers
+from pfedla.engine import FlatModel
+from pfedla.errors import ConfigError, RunError
+from pfedla.layers import Layers
 from pfedla.randomness import seed_of, stream
+from pfedla.settings import Count, NonNegative, Positive, Range, Settings
 
-__all__ = ["Adjust", "Batches", "Samples", "Score", "Task", "Training", "score"]
+__all__ = ["Adjust", "Batches", "ClientData", "Samples", "Scores", "Task", "Training", "score"]
 
 EVALUATION_BATCH = 250
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 Adjust = Callable[[Tensor, Tensor], None]  # (weights, gradient) -> changes the gradient
+Scores = dict[str, np.ndarray]  # {metric: (clients,)}
 
 
 @dataclass(frozen=True)
-class Training:
+class Training(Settings):
     """How a client trains: plain SGD, the paper's settings by default."""
 
-    local_epochs: int = 10
-    batch_size: int = 32
-    lr: float = 0.01
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Refuse settings that make no sense."""
-        require(
-            "training",
-            self,
-            local_epochs=self.local_epochs >= 1,
-            batch_size=self.batch_size >= 1,
-            lr=0 < self.lr < math.inf,
-            momentum=0 <= self.momentum < 1,
-            weight_decay=0 <= self.weight_decay < math.inf,
-        )
+    section: ClassVar[str] = "training"
+    local_epochs: Count = 10
+    batch_size: Count = 32
+    lr: Positive = 0.01
+    momentum: Annotated[float, Range(least=0, below=1)] = 0.0
+    weight_decay: NonNegative = 0.0
 
     def refuse_momentum(self, method: str) -> None:
         """Refuse momentum, for a method whose equations are of plain steps."""
@@ -55,28 +46,26 @@ class Training:
 
 
 class Samples:
-    """A client's inputs and labels, resident in memory and quick to take batches from.
+    """A client's inputs and targets, resident in memory and quick to take batches from.
 
     Inputs of type uint8 are taken for pixels: they stay so in memory and are scaled to [-1, 1] batch by batch.
-    Other inputs are used as they are, floating-point ones in the model's precision. Four-dimensional inputs are
-    kept channels-last.
+    Other inputs, and targets, are used as they are, floating-point ones in the model's precision. Four-dimensional
+    inputs are kept channels-last.
     """
 
     def __init__(self, x: Tensor | np.ndarray, y: Tensor | np.ndarray) -> None:
-        x, y = _copied(x), _copied(y).to(torch.int64)
-        if x.dtype in (torch.float64, torch.float16, torch.bfloat16):
-            x = x.float()
+        x, y = (part.float() if part.is_floating_point() else part for part in (_copied(x), _copied(y)))
         self._image = x.dim() == 4
         self._x = x.permute(0, 2, 3, 1).contiguous() if self._image else x.contiguous()
-        self._y = y.contiguous()
+        self._y = (y if y.is_floating_point() else y.to(torch.int64)).contiguous()
 
     def __len__(self) -> int:
         return len(self._y)
 
     @property
-    def labels(self) -> tuple[int, int]:
-        """The smallest and the largest label."""
-        return int(self._y.min()), int(self._y.max())
+    def targets(self) -> Tensor:
+        """The targets of all samples."""
+        return self._y
 
     def subset(self, index: Tensor) -> Samples:
         """Return some of the samples, copied, in this order."""
@@ -110,6 +99,8 @@ class Samples:
         The batch is a copy: a model may work in place on it.
         """
         x, y = self._x[index], self._y[index].to(like.device)
+        if y.is_floating_point():
+            y = y.to(like.dtype)
         x = x.to(like.device, copy=isinstance(index, slice))  # what a tensor picks is a copy already
         if x.dtype == torch.uint8:
             x = x.to(like.dtype).mul_(2 / 255).sub_(1)
@@ -125,17 +116,17 @@ def _copied(values: Tensor | np.ndarray) -> Tensor:
     return torch.tensor(np.ascontiguousarray(values))
 
 
-class Score(NamedTuple):
-    """How good models are on test data, one number a client."""
+class ClientData(NamedTuple):
+    """A client's samples."""
 
-    accuracy: np.ndarray
-    loss: np.ndarray
+    train: Samples
+    test: Samples
 
 
 class Task:
     """What clients can do with their training data. An algorithm's client half is written against it.
 
-    One row a client: `ids[row]` is the client, `samples[row]` its data. `seed`, the round and the client
+    One row per client: `ids[row]` is the client, `samples[row]` its data. `seed`, the round and the client
     decide every random number.
     """
 
@@ -240,8 +231,8 @@ class Task:
                 work(row, self.model, self._batches(row, epochs or self.training.local_epochs, part))
             if not torch.isfinite(self.model.weights).all():
                 raise RunError(
-                    f"training diverged at client {client} in round {self.t}: its parameters are no longer finite "
-                    f"numbers. Lower training.lr (now {self.training.lr:g}) or scale the inputs"
+                    f"training diverged at client {client} in round {self.t}: its parameters are no longer finite. "
+                    f"Lower training.lr (now {self.training.lr:g}) or scale the inputs"
                 )
             rows.append(self.model.read())
         return {key: torch.cat([row[key] for row in rows]) for key in rows[0]}
@@ -259,18 +250,19 @@ class Task:
 
 
 @torch.inference_mode()
-def score(model: FlatModel, layers: Layers, samples: Sequence[Samples]) -> Score:
-    """Return accuracy and mean loss of each row of `layers` on its client's samples."""
-    accuracy, loss = np.full(len(samples), np.nan), np.full(len(samples), np.nan)
+def score(model: FlatModel, layers: Layers, samples: Sequence[Samples]) -> Scores:
+    """Return the metrics of each row of `layers` on its client's samples; NaN without samples."""
+    objective, scores = model.objective, list[dict[str, float]]()
     for row, test in enumerate(samples):
         model.load(layers, row)
         model.module.eval()
-        right = total = 0.0
+        sums: dict[str, list[float]] = {}
         for start in range(0, len(test), EVALUATION_BATCH):
             x, y = test.take(slice(start, start + EVALUATION_BATCH), model.weights)
-            logits = model.module(x)
-            right += float((logits.argmax(1) == y).sum())
-            total += float(functional.cross_entropy(logits, y, reduction="sum"))
-        if len(test):
-            accuracy[row], loss[row] = right / len(test), total / len(test)
-    return Score(accuracy, loss)
+            for metric, ratio in objective.measure(model.module(x), y).items():
+                total = sums.setdefault(metric, [0.0, 0.0])
+                total[:] = (so_far + float(part) for so_far, part in zip(total, ratio, strict=True))
+        means = {metric: above / below if below else math.nan for metric, (above, below) in sums.items()}
+        scores.append(objective.finish(means) if means else {})
+    metrics = dict.fromkeys([objective.headline, *(metric for found in scores for metric in found), "loss"])
+    return {metric: np.array([found.get(metric, math.nan) for found in scores]) for metric in metrics}

@@ -21,6 +21,7 @@ from pfedla.algorithms.lgfedavg import LGFedAvg
 from pfedla.algorithms.perfedavg import PerFedAvg
 from pfedla.algorithms.pfedhn import PFedHN
 from pfedla.algorithms.pfedla import HeurPFedLA, PFedLA
+from pfedla.algorithms.pfedla_peers import PFedLAPeers
 from pfedla.algorithms.pfedme import PFedMe
 from pfedla.algorithms.scaffold import Scaffold
 from pfedla.algorithms.similarity import SimilarityLayer, SimilarityModel
@@ -43,6 +44,7 @@ __all__ = [
     "Local",
     "PFedHN",
     "PFedLA",
+    "PFedLAPeers",
     "PFedMe",
     "PerFedAvg",
     "Scaffold",
@@ -73,6 +75,7 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "similarity-layer": SimilarityLayer,
     "pfedla": PFedLA,
     "heurpfedla": HeurPFedLA,
+    "pfedla-peers": PFedLAPeers,
 }
 
 

@@ -19,14 +19,15 @@ import torch
 from torch import Tensor
 
 from pfedla.algorithms.fedavg import FedAvg
-from pfedla.errors import ConfigError
-from pfedla.layers import FlatModel, Layers, change, entry, kind_of
+from pfedla.engine import FlatModel
+from pfedla.layers import Layers, change, entry, kind_of
+from pfedla.settings import Share
 from pfedla.training import Batches, Task
 from pfedla.wire import Payload
 
 __all__ = ["APFL", "mix", "next_alpha"]
 
-PERSONAL, ALPHA = "personal", "alpha"
+PERSONAL, ALPHA = "personal", "#alpha"
 
 
 def mix(alpha: Tensor | float, v: Tensor, w: Tensor) -> Tensor:
@@ -48,23 +49,19 @@ class APFL(FedAvg):
     The mixture's running statistics are those of its own passes over the client's data.
     """
 
-    alpha: float = 0.5
+    alpha: Share = 0.5
     adaptive: bool = False
 
-    def __post_init__(self) -> None:
-        """Refuse settings that make no sense."""
-        if not 0 <= self.alpha <= 1:
-            raise ConfigError(f"algorithm.alpha = {self.alpha} must be from 0 to 1")
-
     def enroll(self, theta: Layers) -> Layers:
-        """Keep the personal part beside the mixture, and α_i, the same in every layer, if it is learned."""
+        """Keep the personal part beside the mixture, and α_i if it is learned."""
         return theta | self._beside({key: row for key, row in theta.items() if not kind_of(key)}, self.alpha)
 
     def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
         """Step w_i along ∇f_i(w_i) and v_i along α_i ∇f_i(v̄_i), on the same batches with the same random numbers."""
         task.training.refuse_momentum("APFL")
         lr, decay, received = task.training.lr, task.training.weight_decay, got.fill(own)
-        local = FlatModel(copy.deepcopy(task.model.module).train(), task.model.spec, task.model.weights.device)
+        model = task.model
+        local = FlatModel(copy.deepcopy(model.module).train(), model.spec, model.objective, model.weights.device)
         trained, beside = list[Layers](), list[Layers]()
 
         def descend(row: int, model: FlatModel, batches: Batches) -> None:
@@ -84,16 +81,15 @@ class APFL(FedAvg):
 
         mixed = task.each(own, descend)
         moved, more = ({k: torch.cat([rows[k] for rows in parts]) for k in parts[0]} for parts in (trained, beside))
-        return mixed | more, self.send(change(moved, received), task.examples)
+        return mixed | more, self.send(change(moved, received), examples=task.examples)
 
     def personalize(self, own: Layers, got: Payload, task: Task) -> Layers:  # noqa: ARG002
         """Return the mixture of the personal part and the shared model as it is now."""
         return own | {k: mix(self._alpha(own), own[entry(k, PERSONAL)], got.layers[k]) for k in got.names}
 
     def _beside(self, v: Layers, alpha: float) -> Layers:
-        weight = {entry(name, ALPHA): torch.full_like(row[:, :1], alpha) for name, row in v.items() if self.adaptive}
-        return {entry(name, PERSONAL): row for name, row in v.items()} | weight
+        weight = torch.full_like(next(iter(v.values()))[:, :1], alpha)
+        return {entry(name, PERSONAL): row for name, row in v.items()} | ({ALPHA: weight} if self.adaptive else {})
 
     def _alpha(self, own: Layers) -> Tensor:
-        name = next(key for key in own if not kind_of(key))
-        return own[entry(name, ALPHA)] if self.adaptive else torch.full_like(own[name][:, :1], self.alpha)
+        return own[ALPHA] if self.adaptive else torch.full_like(next(iter(own.values()))[:, :1], self.alpha)

@@ -3,7 +3,7 @@
 Li, Hu, Beirami, Smith, "Ditto: fair and robust federated learning through personalization", ICML 2021.
 
 =============  =========================================================================
-theta          w, the shared model, trained by FedAvg as if nothing else happened: `(1, numbers)`
+theta          w, the shared model, trained by FedAvg as if nothing else happened: `(1, values)`
 own            v_k, a client's personal model, which never leaves it
 lam            λ, the strength of the pull: 0 is training alone
 =============  =========================================================================
@@ -11,15 +11,14 @@ lam            λ, the strength of the pull: 0 is training alone
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from pfedla.algorithms.fedavg import FedAvg
 from pfedla.algorithms.fedprox import proximal_gradient
-from pfedla.errors import ConfigError
 from pfedla.layers import Layers, change
+from pfedla.settings import NonNegative
 from pfedla.training import Adjust, Task
 from pfedla.wire import Payload
 
@@ -44,19 +43,14 @@ class Ditto(FedAvg):
     who have too little of it: the default here.
     """
 
-    lam: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Refuse settings that make no sense."""
-        if not 0 <= self.lam < math.inf:
-            raise ConfigError(f"algorithm.lam = {self.lam} must be 0 or more, and finite")
+    lam: NonNegative = 1.0
 
     def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
         """Train the received model and send its change; train the personal one and keep it."""
         received = got.fill(own)
         trained = task.fit(received)
         personal = task.fit(own, adjust=lambda row: pull(task.model.vector(received, row), self.lam))
-        return personal, self.send(change(trained, received), task.examples)
+        return personal, self.send(change(trained, received), examples=task.examples)
 
     def personalize(self, own: Layers, got: Payload, task: Task) -> Layers:  # noqa: ARG002
         """Return the personal model."""

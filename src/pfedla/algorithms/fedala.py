@@ -10,20 +10,23 @@ w, eta, s      W_i in [0, 1], of the last p layers; its learning rate; the share
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from pfedla.algorithms.fedavg import FedAvg
-from pfedla.errors import require
-from pfedla.layers import FlatModel, Layers, change, entry, kind_of
+from pfedla.engine import FlatModel
+from pfedla.errors import ConfigError
+from pfedla.layers import Layers, change, entry, kind_of
+from pfedla.settings import Count, Positive, Range
 from pfedla.training import Batches, Task
 from pfedla.wire import Payload
 
 __all__ = ["FedALA", "local_aggregation", "weight_step"]
+
+LEARNED = "#learned"  # whether a client has learned W_i before
 
 
 def local_aggregation(own: Tensor, theta: Tensor, w: Tensor) -> Tensor:
@@ -44,29 +47,25 @@ class FedALA(FedAvg):
     epochs deviate by less than `threshold`, for at most `start_epochs` (our bound), later for one epoch.
     """
 
-    p: int = 1
-    s: float = 0.8
-    eta: float = 1.0
-    threshold: float = 0.1
-    start_epochs: int = 50
-
-    def __post_init__(self) -> None:
-        """Refuse settings that make no sense."""
-        require("algorithm", self, p=self.p >= 1, s=0 < self.s <= 1, eta=0 < self.eta < math.inf)
-        require("algorithm", self, threshold=self.threshold > 0, start_epochs=self.start_epochs >= 1)
+    p: Count = 1
+    s: Annotated[float, Range(above=0, most=1)] = 0.8
+    eta: Positive = 1.0
+    threshold: Positive = 0.1
+    start_epochs: Count = 50
 
     def enroll(self, theta: Layers) -> Layers:
-        """Keep W_i, all 1, and behind it 0: it was never learned. Refuse a model of fewer than p layers."""
-        last = [key for key in theta if not kind_of(key)][-self.p :]
-        require("algorithm", self, p=self.p == len(last))
-        ones = torch.ones_like(torch.cat([theta[layer] for layer in last], 1))
-        return theta | {entry(last[0], "weights"): functional.pad(ones, (0, 1))}
+        """Keep W_i, all 1, and that it was never learned. Refuse a model of fewer than p layers."""
+        names = [key for key in theta if not kind_of(key)]
+        if self.p > len(names):
+            raise ConfigError(f"algorithm.p = {self.p}: this model has {len(names)} layers")
+        ones = torch.ones_like(torch.cat([theta[layer] for layer in names[-self.p :]], 1))
+        return theta | {entry(names[-self.p], "weights"): ones, LEARNED: torch.tensor([[False]])}
 
     def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
         """Aggregate locally, then train; the change against what was received goes up."""
         start, weights = self.adapt(own, got, task)
         trained = task.fit(start)
-        return trained | weights, self.send(change(trained, got.fill(trained)), task.examples)
+        return trained | weights, self.send(change(trained, got.fill(trained)), examples=task.examples)
 
     def personalize(self, own: Layers, got: Payload, task: Task) -> Layers:
         """Return the locally aggregated model, as the authors score it."""
@@ -75,25 +74,23 @@ class FedALA(FedAvg):
     def adapt(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Layers]:
         """Learn W_i; return the aggregated models, and W_i. Nothing is learned while Θ is Θ_i."""
         last, received, (drawn, _) = got.names[-self.p :], got.fill(own), task.split(self.s, "aggregation", task.t)
-        weights = {entry(last[0], "weights"): (kept := own[entry(last[0], "weights")].clone())}
+        kept, learned = own[entry(last[0], "weights")].clone(), own[LEARNED].clone()
 
         def learn(row: int, model: FlatModel, batches: Batches) -> None:
             if torch.equal(model.vector(own, row), model.weights):
                 return
             mask, losses, size = model.mask(last), list[float](), len(drawn.samples[row])
-            mine, theta, w = model.vector(own, row)[mask], model.weights[mask], kept[row, :-1].to(model.weights)
+            mine, theta, w = model.vector(own, row)[mask], model.weights[mask], kept[row].to(model.weights)
             for x, y in batches:
                 model.weights[mask] = local_aggregation(mine, theta, w)
-                model.gradient.zero_()
-                loss = functional.cross_entropy(model.module(x), y)
-                loss.backward()
-                w = weight_step(w, model.gradient[mask], mine, theta, self.eta)
-                losses += [float(loss.detach())] * len(y)
+                w = weight_step(w, model.backward(x, y)[mask], mine, theta, self.eta)
+                losses += [float(model.loss)] * len(y)
                 mean = torch.tensor(losses[: len(losses) // size * size]).view(-1, size).mean(1)  # (complete epochs,)
-                if (len(mean) > 10 and mean[-10:].std(correction=0) < self.threshold) or (len(mean) and kept[row, -1]):
+                if (len(mean) > 10 and mean[-10:].std(correction=0) < self.threshold) or (len(mean) and learned[row]):
                     break
             model.weights[mask] = local_aggregation(mine, theta, w)
-            kept[row, :-1], kept[row, -1] = w, 1
+            kept[row], learned[row] = w, True
 
         mixed = drawn.each(received, learn, epochs=self.start_epochs, part="aggregation")
-        return {key: mixed[key] if key in last else received[key] for key in mixed}, weights
+        model = {key: mixed[key] if key in last else received[key] for key in mixed}
+        return model, {entry(last[0], "weights"): kept, LEARNED: learned}

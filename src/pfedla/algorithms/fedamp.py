@@ -11,7 +11,6 @@ alpha, sigma   α_k, the server's step in round k, lowered in stages; σ, how sh
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,8 +19,9 @@ from torch import Tensor
 
 from pfedla.algorithm import Algorithm
 from pfedla.algorithms.fedprox import FedProx
-from pfedla.errors import require
+from pfedla.errors import ConfigError
 from pfedla.layers import Layers, bank, kind_of
+from pfedla.settings import Count, Positive
 from pfedla.training import Task
 from pfedla.wire import Payload
 
@@ -58,15 +58,11 @@ class FedAMP(Algorithm[Messages]):
     """
 
     heuristic: bool = True
-    alpha: float = 1e4
-    alpha_decay: float = 0.1
-    decay_every: int = 30  # rounds
-    lam: float = 1.0
-    sigma: float = 25.0
-
-    def __post_init__(self) -> None:
-        """Refuse settings that make no sense."""
-        require("algorithm", self, **{k: k == "heuristic" or 0 < v < math.inf for k, v in vars(self).items()})
+    alpha: Positive = 1e4
+    alpha_decay: Positive = 0.1
+    decay_every: Count = 30  # rounds
+    lam: Positive = 1.0
+    sigma: Positive = 25.0
 
     def step(self, t: int) -> float:
         """Return α_k of round `t`, counted from 1."""
@@ -74,7 +70,11 @@ class FedAMP(Algorithm[Messages]):
 
     def init(self, theta: Layers, n: int, rng: torch.Generator) -> Messages:  # noqa: ARG002
         """Start everybody from the common model; refuse a step that would leave the mixture, ξ_ii < 0."""
-        require("algorithm", self, alpha=self.heuristic or (n - 1) * self.alpha <= self.sigma)
+        if not self.heuristic and (n - 1) * self.alpha > self.sigma:
+            raise ConfigError(
+                f"algorithm.alpha = {self.alpha:g} must be at most algorithm.sigma / (clients - 1), "
+                f"{self.sigma / (n - 1):g}"
+            )
         return Messages(bank(theta, n), torch.tensor(0))
 
     def download(self, state: Messages, ids: Tensor) -> Payload:

@@ -3,7 +3,7 @@
 McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017.
 
 =============  =========================================================================
-theta          the shared model, `(1, numbers)`
+theta          the shared model, `(1, values)`
 delta          Δθ_i, a client's change: trained - received
 m_i            a client's training examples; M their sum over the clients that answered
 =============  =========================================================================
@@ -18,8 +18,9 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from pfedla.algorithm import RESOLVED, Algorithm
+from pfedla.algorithm import Algorithm
 from pfedla.layers import Layers, LayerSpec, bank
+from pfedla.settings import RESOLVED
 from pfedla.wire import Payload
 
 __all__ = ["FedAvg", "Local", "PersonalLayers", "SharedModel", "weighted_mean"]
@@ -32,7 +33,7 @@ class SharedModel(NamedTuple):
 
 
 def weighted_mean(delta: Tensor, examples: Tensor) -> Tensor:
-    """Return Σ_i m_i/M Δθ_i: `(1, numbers)`."""
+    """Return Σ_i m_i/M Δθ_i: `(1, values)`."""
     share = examples.to(delta) / examples.sum()  # (clients,)
     return (share @ delta).unsqueeze(0)
 
@@ -69,7 +70,7 @@ class Local(FedAvg):
 class PersonalLayers(FedAvg):
     """PersonalLayers: FedAvg of some layers; the others, running statistics included, never leave the client."""
 
-    personal: tuple[str, ...] = field(default=(), kw_only=True, metadata=RESOLVED)
+    personal: tuple[str, ...] | None = field(default=None, kw_only=True, metadata=RESOLVED)
 
     @abstractmethod
     def stays(self, spec: LayerSpec) -> tuple[str, ...]:
@@ -81,4 +82,4 @@ class PersonalLayers(FedAvg):
 
     def shares(self, layer: str) -> bool:
         """Keep the personal layers at home."""
-        return layer not in self.personal
+        return layer not in self.resolved(self.personal)

@@ -3,7 +3,7 @@
 Wang et al., "Federated evaluation of on-device personalization", arXiv:1910.10252, 2019.
 
 =============  =========================================================================
-theta          the shared model of FedAvg, `(1, numbers)`
+theta          the shared model of FedAvg, `(1, values)`
 theta_i        client i's personalized model: theta after some epochs on its training data
 =============  =========================================================================
 """
@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pfedla.algorithms.fedavg import FedAvg
-from pfedla.errors import ConfigError
 from pfedla.layers import Layers
+from pfedla.settings import Count
 from pfedla.training import Task
 from pfedla.wire import Payload
 
@@ -30,12 +30,7 @@ class FedAvgFT(FedAvg):
     the number of epochs and the learning rate; ours are those of local training.
     """
 
-    finetune_epochs: int | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse settings that make no sense."""
-        if self.finetune_epochs is not None and self.finetune_epochs < 1:
-            raise ConfigError(f"algorithm.finetune_epochs = {self.finetune_epochs} must be at least 1")
+    finetune_epochs: Count | None = None
 
     def personalize(self, own: Layers, got: Payload, task: Task) -> Layers:
         """Return theta_i: the received model, fine-tuned; the client's own is left as it is."""

@@ -4,7 +4,7 @@ Li et al., "FedBN: Federated learning on non-IID features via local batch normal
 
 =============  =========================================================================
 w_BN           the norm layers, γ and β and the running mean and variance: one for each client
-w              all other layers: shared, `(1, numbers)`
+w              all other layers: shared, `(1, values)`
 =============  =========================================================================
 """
 

@@ -3,26 +3,26 @@
 Zhang et al., "Personalized federated learning with first order model optimization", ICLR 2021.
 
 =============  =================================================================================================
-theta          θ_j, every client's latest model: `{layer: (N, numbers)}`
+theta          θ_j, every client's latest model: `{layer: (N, values)}`
 affinity       P, how much each client has gained from each other: `(N, N)`, 0 at first
 candidates     M - 1 models sent to a client; the first travels as the layer, the others as `"layer#candidates"`
 previous       θ_i^(t-1), the model client i last trained from; it keeps it as `"layer#previous"`
-w              w_j, the weights of the own model and the candidates: `(n, M)`; theirs go up as `"#weights"`
+w              w_j, the weights of the own model and the candidates: `(n, M)`; theirs go up as the value `weights`
 =============  =================================================================================================
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pfedla.algorithm import Algorithm
-from pfedla.errors import require
 from pfedla.layers import STATS, Layers, bank, kind_of
 from pfedla.randomness import stream
+from pfedla.settings import NonNegative, Range, Share
 from pfedla.training import Task, score
 from pfedla.wire import Payload
 
@@ -63,15 +63,10 @@ class FedFomo(Algorithm[Affinities]):
     training data held out. A client whose candidates all do worse keeps its own model.
     """
 
-    models: int = 5
-    epsilon: float = 0.3
-    epsilon_decay: float = 0.05
-    held_out: float = 0.2
-
-    def __post_init__(self) -> None:
-        """Refuse settings that make no sense."""
-        require("algorithm", self, models=self.models >= 2, held_out=0 < self.held_out < 1)
-        require("algorithm", self, epsilon=0 <= self.epsilon <= 1, epsilon_decay=self.epsilon_decay >= 0)
+    models: Annotated[int, Range(least=2)] = 5
+    epsilon: Share = 0.3
+    epsilon_decay: NonNegative = 0.05
+    held_out: Annotated[float, Range(above=0, below=1)] = 0.2
 
     def init(self, theta: Layers, n: int, rng: torch.Generator) -> Affinities:
         """Start everybody from the common model."""
@@ -95,8 +90,8 @@ class FedFomo(Algorithm[Affinities]):
 
     def update(self, state: Affinities, ids: Tensor, got: Payload, upload: Payload) -> Affinities:  # noqa: ARG002
         """Keep the clients' models, and add their weights to their affinities."""
-        w = upload.layers[f"{upload.names[0]}#weights"].to(state.affinity)
-        state.affinity[ids] = state.affinity[ids].scatter_add(1, self.candidates(state, ids), w)
+        chosen = self.candidates(state, ids)
+        state.affinity[ids] = state.affinity[ids].scatter_add(1, chosen, upload.values["weights"])
         for key, rows in state.theta.items():
             rows[ids] = upload.layers[key]
         return state._replace(t=state.t + 1)
@@ -110,8 +105,8 @@ class FedFomo(Algorithm[Affinities]):
         mixture, w = self.mix(own, got, task)
         trained = task.split(self.held_out, *HELD_OUT)[1].fit(mixture)
         sent = {key: rows for key, rows in trained.items() if kind_of(key) in ("", STATS)}
-        weights = {f"{got.names[0]}#weights": w[:, 1:].to(trained[got.names[0]])}
-        return trained | {f"{key}#previous": mixture[key] for key in sent}, self.send(sent | weights, task.examples)
+        kept = trained | {f"{key}#previous": mixture[key] for key in sent}
+        return kept, self.send(sent, examples=task.examples, weights=w[:, 1:].float())
 
     def personalize(self, own: Layers, got: Payload, task: Task) -> Layers:
         """Return the client's mixture."""
@@ -121,13 +116,13 @@ class FedFomo(Algorithm[Affinities]):
         """Return Σ_j w_j θ_j, statistics too, and w `(n, M)`; without any w > 0, the own model."""
         mixture, weights = {key: rows.clone() for key, rows in own.items() if not key.endswith("#previous")}, []
         for row, held_out in enumerate(task.split(self.held_out, *HELD_OUT)[0].samples):
-            options = {}  # the previous model, the own one and the candidates: (1 + M, numbers)
+            options = {}  # the previous model, the own one and the candidates: (1 + M, values)
             for key in (key for key in mixture if kind_of(key) in ("", STATS)):
                 parts = own[f"{key}#previous"], own[key], got.layers[key], got.layers[f"{key}#candidates"]
                 options[key] = torch.cat([part[row] for part in parts]).view(-1, own[key].shape[1])
             count = len(options[got.names[0]])
             whole = {key: options.get(key, rows[[row]].expand(count, -1)) for key, rows in mixture.items()}
-            loss = torch.from_numpy(score(task.model, whole, [held_out] * count).loss)
+            loss = torch.from_numpy(score(task.model, whole, [held_out] * count)["loss"])
             w = first_order_weights(loss, torch.cat([options[name] for name in got.names], 1))
             for key, models in options.items():
                 mixture[key][row] = w.to(models) @ models[1:] if w.any() else own[key][row]

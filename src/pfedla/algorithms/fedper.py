@@ -3,7 +3,7 @@
 Arivazhagan et al., "Federated learning with personalization layers", arXiv:1912.00818, 2019.
 
 =============  =========================================================================
-W_B            the base layers: shared, `(1, numbers)`
+W_B            the base layers: shared, `(1, values)`
 W_P            the personalization layers: one set for each client, the head
 =============  =========================================================================
 """

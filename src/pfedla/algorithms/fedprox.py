@@ -11,14 +11,13 @@ mu             μ, how strongly it is pulled back
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from pfedla.algorithms.fedavg import FedAvg
-from pfedla.errors import ConfigError
 from pfedla.layers import Layers, change
+from pfedla.settings import NonNegative
 from pfedla.training import Adjust, Task
 from pfedla.wire import Payload
 
@@ -38,12 +37,7 @@ class FedProx(FedAvg):
     0.1, 0.5 and 1; the default is our choice among these. `mu=0` is FedAvg.
     """
 
-    mu: float = 0.01
-
-    def __post_init__(self) -> None:
-        """Refuse settings that make no sense."""
-        if not 0 <= self.mu < math.inf:
-            raise ConfigError(f"algorithm.mu = {self.mu} must be 0 or more, and finite")
+    mu: NonNegative = 0.01
 
     def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
         """Algorithm 2: local SGD on h(w; w^t), the loss with the proximal term."""
@@ -58,4 +52,4 @@ class FedProx(FedAvg):
             return pull
 
         trained = task.fit(received, adjust=adjust)
-        return trained, self.send(change(trained, received), task.examples)
+        return trained, self.send(change(trained, received), examples=task.examples)

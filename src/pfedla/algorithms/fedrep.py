@@ -3,7 +3,7 @@
 Collins et al., "Exploiting shared representations for personalized federated learning", ICML 2021.
 
 =============  =========================================================================
-phi            φ, the representation: the body that all clients share, `(1, numbers)`
+phi            φ, the representation: the body that all clients share, `(1, values)`
 h_i            client i's head
 tau            τ, the epochs in which the head is fitted to the received body
 =============  =========================================================================
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pfedla.algorithms.fedper import FedPer
 from pfedla.errors import ConfigError
 from pfedla.layers import Layers, change, layer_of
+from pfedla.settings import Count
 from pfedla.training import Task
 from pfedla.wire import Payload
 
@@ -39,14 +40,8 @@ class FedRep(FedPer):
     `head_epochs` more at each evaluation, of the head alone.
     """
 
-    head_epochs: int | None = None
-    body_epochs: int = 1
-
-    def __post_init__(self) -> None:
-        """Refuse settings that make no sense."""
-        for name in ("head_epochs", "body_epochs"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ConfigError(f"algorithm.{name} = {getattr(self, name)} must be at least 1")
+    head_epochs: Count | None = None
+    body_epochs: Count = 1
 
     def tau(self, task: Task) -> int:
         """Return τ, the head's epochs: as set, or what the body leaves of the local epochs."""
@@ -61,11 +56,11 @@ class FedRep(FedPer):
     def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
         """Algorithm 1: h_i by τ epochs on the received φ, then φ_i on that h_i; φ_i goes up."""
         received = got.fill(own)
-        tuned = descend(task, received, self.personal, self.tau(task), "head")
+        tuned = descend(task, received, self.resolved(self.personal), self.tau(task), "head")
         body = [name for name in got.names if self.shares(name)]
         trained = descend(task, tuned, body, self.body_epochs, "body")
-        return trained, self.send(change(trained, received), task.examples)
+        return trained, self.send(change(trained, received), examples=task.examples)
 
     def personalize(self, own: Layers, got: Payload, task: Task) -> Layers:
         """Fit the head to the received body, on training data."""
-        return descend(task, got.fill(own), self.personal, self.tau(task), "personalize")
+        return descend(task, got.fill(own), self.resolved(self.personal), self.tau(task), "personalize")

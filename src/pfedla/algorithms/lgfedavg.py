@@ -5,7 +5,7 @@ arXiv:2001.01523, 2020.
 
 =============  =========================================================================
 l_i            ℓ_i, client i's representation: all layers before the head
-g              the head that all clients share, `(1, numbers)`
+g              the head that all clients share, `(1, values)`
 =============  =========================================================================
 """
 

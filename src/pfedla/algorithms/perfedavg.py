@@ -12,7 +12,6 @@ group          independent batches D, D', D'': for the adaptation, its gradient,
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -21,8 +20,9 @@ from typing import Literal
 from torch import Tensor
 
 from pfedla.algorithms.fedavg import FedAvg
-from pfedla.errors import require
-from pfedla.layers import FlatModel, Layers, change
+from pfedla.engine import FlatModel
+from pfedla.layers import Layers, change
+from pfedla.settings import NonNegative, Positive
 from pfedla.training import Batches, Task
 from pfedla.wire import Payload
 
@@ -61,14 +61,9 @@ class PerFedAvg(FedAvg):
     """
 
     variant: Literal["fo", "hf"] = "fo"
-    alpha: float = 0.01
-    beta: float | None = None
-    delta: float = 1e-3
-
-    def __post_init__(self) -> None:
-        """Refuse settings that make no sense."""
-        require("algorithm", self, variant=self.variant in ("fo", "hf"), alpha=0 <= self.alpha < math.inf)
-        require("algorithm", self, beta=self.beta is None or 0 < self.beta < math.inf, delta=0 < self.delta < math.inf)
+    alpha: NonNegative = 0.01
+    beta: Positive | None = None
+    delta: Positive = 1e-3
 
     def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
         """Take steps w_i - β ∇F_i(w_i)."""
@@ -85,7 +80,7 @@ class PerFedAvg(FedAvg):
             model.weights.copy_(w)
 
         trained = task.each(received := got.fill(own), descend)
-        return trained, self.send(change(trained, received), task.examples)
+        return trained, self.send(change(trained, received), examples=task.examples)
 
     def personalize(self, own: Layers, got: Payload, task: Task) -> Layers:
         """Return w - α ∇f_i(w; D): one step from the shared model, on one batch of training data."""

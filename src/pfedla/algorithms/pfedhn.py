@@ -4,23 +4,23 @@ Shamsian et al., "Personalized federated learning using hypernetworks", ICML 202
 
 =============  ===================================================================================
 phi            φ, the hypernetwork h, `(1, ...)` each, and `"v"`, the embeddings v_i: `(N, embedding)`
-theta, delta   θ_i = h(v_i; φ), what is generated, `{layer: (n, numbers)}`; Δθ_i: trained - received
+theta, delta   θ_i = h(v_i; φ), what is generated, `{layer: (n, values)}`; Δθ_i: trained - received
 =============  ===================================================================================
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pfedla.algorithm import Algorithm
 from pfedla.algorithms.fedavg import weighted_mean
-from pfedla.errors import require
 from pfedla.layers import STATS, Layers, entry, kind_of, layer_of
 from pfedla.optimizer import Rows
+from pfedla.settings import Count, NonNegative, Positive, Range
 from pfedla.wire import Payload
 
 __all__ = ["Hyper", "PFedHN", "generate", "hypernetwork_gradient"]
@@ -57,17 +57,11 @@ class PFedHN(Algorithm[Hyper]):
     Defaults of the authors' code. Ours: one joint step a round, on the sum over its clients; statistics as in FedAvg.
     """
 
-    hidden: int = 100
-    hidden_layers: int = 3  # after the first, as the authors count
-    hyper_lr: float = 0.01
-    hyper_momentum: float = 0.9
-    hyper_weight_decay: float = 1e-3
-
-    def __post_init__(self) -> None:
-        """Refuse settings that make no sense."""
-        require("algorithm", self, hidden=self.hidden > 0, hidden_layers=self.hidden_layers >= 0)
-        require("algorithm", self, hyper_lr=0 < self.hyper_lr < torch.inf, hyper_momentum=0 <= self.hyper_momentum < 1)
-        require("algorithm", self, hyper_weight_decay=0 <= self.hyper_weight_decay < torch.inf)
+    hidden: Count = 100
+    hidden_layers: Annotated[int, Range(least=0)] = 3  # after the first, as the authors count
+    hyper_lr: Positive = 0.01
+    hyper_momentum: Annotated[float, Range(least=0, below=1)] = 0.9
+    hyper_weight_decay: NonNegative = 1e-3
 
     def init(self, theta: Layers, n: int, rng: torch.Generator) -> Hyper:
         """Draw embeddings from N(0, 1) and hidden layers from U(±1/√fan-in); the heads give the common model."""

@@ -14,7 +14,6 @@ beta           β, how far the server goes from w to the clients' mean
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -22,8 +21,9 @@ from torch import Tensor
 
 from pfedla.algorithms.fedavg import FedAvg, SharedModel, weighted_mean
 from pfedla.algorithms.fedprox import proximal_gradient
-from pfedla.errors import require
-from pfedla.layers import FlatModel, Layers, change, kind_of
+from pfedla.engine import FlatModel
+from pfedla.layers import Layers, change, kind_of
+from pfedla.settings import Count, NonNegative, Positive
 from pfedla.training import Batches, Task
 from pfedla.wire import Payload
 
@@ -50,21 +50,10 @@ class PFedMe(FedAvg):
     FL-bench and PFLlib: with the original's 0.09, λ `personal_lr` is above 1 and the steps on θ_i overshoot.
     """
 
-    lam: float = 15.0
-    k: int = 5
-    beta: float = 1.0
-    personal_lr: float = 0.01
-
-    def __post_init__(self) -> None:
-        """Refuse settings that make no sense."""
-        require(
-            "algorithm",
-            self,
-            lam=0 <= self.lam < math.inf,
-            k=self.k >= 1,
-            beta=0 < self.beta < math.inf,
-            personal_lr=0 < self.personal_lr < math.inf,
-        )
+    lam: NonNegative = 15.0
+    k: Count = 5
+    beta: Positive = 1.0
+    personal_lr: Positive = 0.01
 
     def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
         """Alternate between steps on θ_i and on w_i; keep θ_i and send the change of w_i."""
@@ -82,7 +71,7 @@ class PFedMe(FedAvg):
 
         kept = task.each(received := got.fill(own), descend)
         trained = kept | {name: torch.cat([rows[name] for rows in moved]) for name in got.names}
-        return kept, self.send(change(trained, received), task.examples)
+        return kept, self.send(change(trained, received), examples=task.examples)
 
     def personalize(self, own: Layers, got: Payload, task: Task) -> Layers:  # noqa: ARG002
         """Return the personal model."""

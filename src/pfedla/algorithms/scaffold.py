@@ -3,15 +3,14 @@
 Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated learning", ICML 2020.
 
 ==============  =========================================================================
-theta, trained  x, the shared model, `(1, numbers)`; y_i, a client's after K local steps of η_l = `training.lr`
-control         c, the server's control variate, `(1, numbers)`; a client keeps its own, c_i, as `"conv1#control"`
+theta, trained  x, the shared model, `(1, values)`; y_i, a client's after K local steps of η_l = `training.lr`
+control         c, the server's control variate, `(1, values)`; a client keeps its own, c_i, as `"conv1#control"`
 server_lr, n    η_g, the server's step; N, the number of all clients, of which those in S answered
 ==============  =========================================================================
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,8 +18,8 @@ import torch
 from torch import Tensor
 
 from pfedla.algorithm import Algorithm
-from pfedla.errors import ConfigError
 from pfedla.layers import Layers, bank, change, entry, kind_of, layer_of
+from pfedla.settings import Positive
 from pfedla.training import Adjust, Task
 from pfedla.wire import Payload
 
@@ -50,12 +49,7 @@ class Scaffold(Algorithm[Controlled]):
     the clients' corrections cancel. η_g = 1 is what the paper's experiments use.
     """
 
-    server_lr: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Refuse settings that make no sense."""
-        if not 0 < self.server_lr < math.inf:
-            raise ConfigError(f"algorithm.server_lr = {self.server_lr} must be above 0 and finite")
+    server_lr: Positive = 1.0
 
     def init(self, theta: Layers, n: int, rng: torch.Generator) -> Controlled:  # noqa: ARG002
         """Start from the common model and controls of zero."""
@@ -95,4 +89,4 @@ class Scaffold(Algorithm[Controlled]):
         trained, mine = task.fit(received, adjust=adjust), {k: c for k, c in own.items() if kind_of(k) == CONTROL}
         control = next_control(mine, got.layers, received, trained, steps, task.training.lr)
         moved = {key: rows - mine[key] for key, rows in control.items()}
-        return trained | control, self.send(change(trained, received) | moved, task.examples)
+        return trained | control, self.send(change(trained, received) | moved, examples=task.examples)

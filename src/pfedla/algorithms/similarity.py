@@ -5,7 +5,7 @@ Ma et al., "Layer-wised model aggregation for personalized federated learning", 
 The paper does not say which similarity. Ours: the cosine of what two clients learned since the common start θ_0.
 
 =============  ==============================================================================================
-theta          θ_j, every client's latest model: `{layer: (N, numbers)}`; start is θ_0, `(1, numbers)`
+theta          θ_j, every client's latest model: `{layer: (N, values)}`; start is θ_0, `(1, values)`
 s              s_ij, the cosine of θ_i - θ_0 and θ_j - θ_0: `(n, L, N)`; 0 for a client that never trained
 alpha          α_ij = softmax_j(s_ij / τ): `(n, L, N)`; τ is the temperature
 =============  ==============================================================================================
@@ -13,17 +13,16 @@ alpha          α_ij = softmax_j(s_ij / τ): `(n, L, N)`; τ is the temperature
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from pfedla.algorithm import RESOLVED, Algorithm
+from pfedla.algorithm import Algorithm
 from pfedla.algorithms.pfedla import aggregate
-from pfedla.errors import require
 from pfedla.layers import STATS, Layers, LayerSpec, bank, kind_of, layer_of
+from pfedla.settings import RESOLVED, Positive
 from pfedla.wire import Payload
 
 __all__ = ["Bank", "SimilarityLayer", "SimilarityModel", "cosine", "inner"]
@@ -38,7 +37,7 @@ class Bank(NamedTuple):
 
 def inner(state: Bank, ids: Tensor) -> tuple[Tensor, Tensor]:
     """Return <θ_i - θ_0, θ_j - θ_0> by layer, `(n, L, N)`, and the squares |θ_j - θ_0|², `(L, N)`."""
-    learned = [(state.theta[name] - row).double() for name, row in state.start.items()]  # L of (N, numbers)
+    learned = [(state.theta[name] - row).double() for name, row in state.start.items()]  # L of (N, values)
     products = torch.stack([rows[ids] @ rows.T for rows in learned], 1)
     return products, torch.stack([rows.square().sum(1) for rows in learned])
 
@@ -53,12 +52,8 @@ def cosine(products: Tensor, squares: Tensor, ids: Tensor) -> Tensor:
 class SimilarityLayer(Algorithm[Bank]):
     """SimilarityLayer: each layer is a mixture of all clients', by the cosine similarity of what that layer learned."""
 
-    temperature: float = 0.05  # ours: the own layer counts e²⁰ times as much as an orthogonal one
-    sources: dict[str, str] = field(default_factory=dict, hash=False, metadata=RESOLVED)  # statistics entry -> layer
-
-    def __post_init__(self) -> None:
-        """Refuse settings that make no sense."""
-        require("algorithm", self, temperature=0 < self.temperature < math.inf)
+    temperature: Positive = 0.05  # ours: the own layer counts e²⁰ times as much as an orthogonal one
+    sources: dict[str, str] | None = field(default=None, hash=False, metadata=RESOLVED)  # statistics entry -> layer
 
     def for_model(self, spec: LayerSpec) -> Self:
         """Settle whose weights running statistics take: those of the layer whose output they describe, as in pFedLA."""
@@ -74,7 +69,8 @@ class SimilarityLayer(Algorithm[Bank]):
 
     def download(self, state: Bank, ids: Tensor) -> Payload:
         """Send Σ_j α_ij θ_j, layer by layer."""
-        return self.send(aggregate(self.weights(state, ids), state.theta, tuple(state.start), self.sources))
+        sources = self.resolved(self.sources)
+        return self.send(aggregate(self.weights(state, ids), state.theta, tuple(state.start), sources))
 
     def update(self, state: Bank, ids: Tensor, got: Payload, upload: Payload) -> Bank:
         """Keep what the clients trained."""
@@ -82,7 +78,7 @@ class SimilarityLayer(Algorithm[Bank]):
             rows[ids] = got.layers[key] + upload.layers[key]
         return state
 
-    def inspect(self, state: Bank) -> dict[str, Tensor]:
+    def diagnostics(self, state: Bank) -> dict[str, Tensor]:
         """Return the aggregation weights of all clients: α `(N, L, N)`."""
         return {"alpha": self.weights(state, torch.arange(len(next(iter(state.theta.values())))))}
 

@@ -328,7 +328,7 @@ def _nothing_found(name: str, spec: DatasetSpec, root: Path) -> DataError:
         looked.append(f"{', '.join(file + suffix for file in spec.files)} in {folders}")
     return DataError(
         f"{name}: found none of its files; looked for {'; for '.join(looked)}. "
-        "Name their folder with --data-dir or $PFEDLA_DATA, or fetch them with --download."
+        "Name their folder in machine.data_dir or $PFEDLA_DATA, or fetch them with machine.download = true."
     )
 
 

@@ -228,23 +228,24 @@ class ClientFile(NamedTuple):
     name
         The file's name without `.npz`.
     x, y
-        Samples and their labels, int64 from 0.
+        Samples and their labels, int64 from 0, or other targets.
     x_test, y_test
         Samples and labels to test on, or None if the file leaves the split to the experiment.
     """
 
     name: str
     x: npt.NDArray[Any]
-    y: Labels
+    y: npt.NDArray[Any]
     x_test: npt.NDArray[Any] | None
-    y_test: Labels | None
+    y_test: npt.NDArray[Any] | None
 
 
-def load_folder(path: Path) -> list[ClientFile]:
+def load_folder(path: Path, *, labels: bool = True) -> list[ClientFile]:
     """Read a folder that holds one `.npz` file for each client.
 
     Each file has the arrays `x` and `y`, and may have `x_test` and `y_test`. Clients come in the natural
-    order of their names: `client2` before `client10`. All must agree in the type and shape of a sample.
+    order of their names: `client2` before `client10`. All must agree in the type and shape of a sample. `y` holds
+    `labels`, whole numbers from 0, or else any numbers.
 
     Raises
     ------
@@ -256,7 +257,7 @@ def load_folder(path: Path) -> list[ClientFile]:
     files = sorted((file for file in path.glob("*.npz") if file.name[0] != "."), key=_natural)
     if not files:
         raise DataError(f"{path}: expected one .npz file for each client, found none")
-    clients = [_client(file) for file in files]
+    clients = [_client(file, labels) for file in files]
     first = clients[0].x
     for file, client in zip(files, clients, strict=True):
         for key, x in (("x", client.x), ("x_test", client.x_test)):
@@ -271,7 +272,7 @@ def _natural(file: Path) -> tuple[list[tuple[int, str]], str]:
     return [(int(piece), "") if i % 2 else (0, piece) for i, piece in enumerate(pieces)], file.name
 
 
-def load_column(file: Path) -> list[ClientFile]:
+def load_column(file: Path, *, labels: bool = True) -> list[ClientFile]:
     """Read one `.npz` file whose array `client` says whose each sample of `x` and `y` is.
 
     Clients come in the order of the column's values, whole numbers or text, and are named by them.
@@ -282,22 +283,22 @@ def load_column(file: Path) -> list[ClientFile]:
         The file is damaged or does not fit.
     """
     arrays = _archive(file, ("x", "y", "client"))
-    x, y = _samples(file, arrays, "x", "y")
+    x, y = _samples(file, arrays, "x", "y", labels)
     if "client" not in arrays:
         raise _wrong(file, "an array 'client' that says whose each sample is", ", ".join(arrays))
     column = arrays["client"]
-    if column.shape != y.shape or column.dtype.kind not in "uiU":
+    if column.shape != y.shape[:1] or column.dtype.kind not in "uiU":
         expected = f"client as whole numbers or text, one for each of {len(y):,} samples"
         raise _wrong(file, expected, f"{column.dtype} {column.shape}")
     return [ClientFile(str(name), x[column == name], y[column == name], None, None) for name in np.unique(column)]
 
 
-def _client(file: Path) -> ClientFile:
+def _client(file: Path, labels: bool) -> ClientFile:
     """Read one client's file and check it."""
     arrays = _archive(file, ("x", "y", "x_test", "y_test"))
-    x, y = _samples(file, arrays, "x", "y")
+    x, y = _samples(file, arrays, "x", "y", labels)
     if "x_test" in arrays or "y_test" in arrays:
-        return ClientFile(file.stem, x, y, *_samples(file, arrays, "x_test", "y_test"))
+        return ClientFile(file.stem, x, y, *_samples(file, arrays, "x_test", "y_test", labels))
     return ClientFile(file.stem, x, y, None, None)
 
 
@@ -315,8 +316,8 @@ def _archive(file: Path, keys: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
 
 
 def _samples(
-    file: Path, arrays: dict[str, npt.NDArray[Any]], x_key: str, y_key: str
-) -> tuple[npt.NDArray[Any], Labels]:
+    file: Path, arrays: dict[str, npt.NDArray[Any]], x_key: str, y_key: str, labels: bool
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Return the checked pair of samples and labels under these keys."""
     for key in (x_key, y_key):
         if key not in arrays:
@@ -324,12 +325,13 @@ def _samples(
     x, y = arrays[x_key], arrays[y_key]
     if x.dtype.kind not in "uif" or x.ndim < 2:
         raise _wrong(file, f"{x_key} as numbers of shape (n, ...)", f"{x.dtype} {x.shape}")
-    if y.dtype.kind not in "ui" or y.ndim != 1:
+    if labels and (y.dtype.kind not in "ui" or y.ndim != 1):
         raise _wrong(file, f"{y_key} as integers of shape (n,)", f"{y.dtype} {y.shape}")
     if not len(x) or len(x) != len(y):
         raise _wrong(file, f"as many {y_key} as {x_key}, at least one", f"{len(y):,} and {len(x):,}")
-    if y.min() < 0:
+    if labels and y.min() < 0:
         raise _wrong(file, f"{y_key} from 0 on", y.min())
-    if x.dtype.kind == "f" and not np.isfinite(x).all():
-        raise _wrong(file, f"finite numbers in {x_key}", "NaN or infinity")
-    return x, y.astype(np.int64)
+    for key, values in ((x_key, x), (y_key, y)):
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise _wrong(file, f"finite numbers in {key}", "NaN or infinity")
+    return x, y.astype(np.int64) if labels else y

@@ -90,7 +90,7 @@ def partition(
         if owner is None:
             raise ConfigError(
                 "the split 'column' needs a column that says whose each sample is: give own data with "
-                "--folder FILE.npz, with arrays x, y and client"
+                "data.folder = FILE.npz, with arrays x, y and client"
             )
         pools = _labels("client column", owner)
         if len(pools) != len(labels):
@@ -175,7 +175,7 @@ def _unequal(plan: Ints, fewest: int, seed: int) -> Ints:
     """Return a plan whose clients keep from `fewest` to all of their samples, of every class alike."""
     most = int(plan.sum(axis=1).max())
     if not 2 <= fewest <= most:
-        raise ConfigError(f"data.fewest_samples must be from 2 to --samples-per-client, {most}, not {fewest}")
+        raise ConfigError(f"data.fewest_samples must be from 2 to data.samples_per_client, {most}, not {fewest}")
     rng = numpy_stream(seed, "partition", "sizes")
     sizes = rng.integers(fewest, most, len(plan), endpoint=True)
     return np.array([apportion(row, size, rng.permutation(len(row))) for row, size in zip(plan, sizes, strict=True)])
@@ -202,7 +202,7 @@ def _reusing(
         if need[worst, c] > pool[c]:
             raise DataError(
                 f"client {worst} needs {need[worst, c]} {what} samples of class {c}, {pool[c]} are for that: "
-                "lower --samples-per-client or --test-samples-per-client"
+                "lower data.samples_per_client or data.test_samples_per_client"
             )
     parts = []
     for client, needs in enumerate(zip(train, tests, strict=True)):
@@ -226,8 +226,8 @@ def _further_tests(plan: Ints, own: Ints, unused: Ints, wanted: int | None, seed
     if extra[worst, c] > unused[worst, c]:
         raise DataError(
             f"client {worst} needs {extra[worst, c]} further test samples of class {c}, "
-            f"{unused[worst, c]} are unused: lower --test-samples-per-client, "
-            "--samples-per-client or --clients"
+            f"{unused[worst, c]} are unused: lower data.test_samples_per_client, "
+            "data.samples_per_client or data.clients"
         )
     return extra
 
@@ -248,13 +248,13 @@ def _check_settings(
     clients: int, samples: int | None, test_samples: int | None, train_fraction: float, by_owner: bool
 ) -> None:
     if clients < 1:
-        raise ConfigError(f"--clients must be at least 1, not {clients}")
+        raise ConfigError(f"data.clients must be at least 1, not {clients}")
     if samples is None and not by_owner:
-        raise ConfigError("--samples-per-client must be given unless the split is 'column'")
+        raise ConfigError("data.samples_per_client must be given unless the split is 'column'")
     if samples is not None and samples < 2:
-        raise ConfigError(f"--samples-per-client must be at least 2, not {samples}")
+        raise ConfigError(f"data.samples_per_client must be at least 2, not {samples}")
     if test_samples is not None and test_samples < 1:
-        raise ConfigError(f"--test-samples-per-client must be at least 1, not {test_samples}")
+        raise ConfigError(f"data.test_samples_per_client must be at least 1, not {test_samples}")
     if not 0 < train_fraction < 1:
         raise ConfigError(f"data.train_fraction must be between 0 and 1, not {train_fraction}")
 
@@ -266,5 +266,5 @@ def _check_supply(demand: Ints, supply: Ints, split: Split) -> None:
         remedy = split.remedy if demand.sum() <= supply.sum() else ""
         raise DataError(
             f"the clients need {demand[pool, c]} samples of class {c}, the data set has {supply[pool, c]}: "
-            f"lower --samples-per-client or --clients{remedy}"
+            f"lower data.samples_per_client or data.clients{remedy}"
         )

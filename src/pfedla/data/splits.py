@@ -10,12 +10,13 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from pfedla.errors import ConfigError, DataError
+from pfedla.settings import Count, Range, Settings
 
 __all__ = [
     "IID",
@@ -53,9 +54,10 @@ class Request(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Split(ABC):
+class Split(Settings, ABC):
     """A rule for how many samples of each class each client holds."""
 
+    section: ClassVar[str] = "split"
     name: ClassVar[str]
     remedy: ClassVar[str] = ""
 
@@ -74,7 +76,7 @@ class NonIID1(Split):
         None means 4, or 12 of 100 classes and more.
     """
 
-    classes_per_client: int | None = None
+    classes_per_client: Count | None = None
     name: ClassVar[str] = "non-iid-1"
     remedy: ClassVar[str] = ", or raise split.classes_per_client"
 
@@ -97,14 +99,10 @@ class NonIID2(Split):
         How many times the samples of another class a dominant class has.
     """
 
-    dominant_classes: int | None = None
-    dominance: float = 3.0
+    dominant_classes: Count | None = None
+    dominance: Annotated[float, Range(least=1)] = 3.0
     name: ClassVar[str] = "non-iid-2"
     remedy: ClassVar[str] = ", or change split.dominance"
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.dominance < math.inf:
-            raise ConfigError(f"split.dominance must be at least 1 and finite, not {self.dominance}")
 
     def plan(self, task: Request) -> Ints:
         """Give every client all classes, its dominant ones in larger amounts."""
@@ -112,7 +110,7 @@ class NonIID2(Split):
         least = math.ceil(len(task.present) + k * (self.dominance - 1))
         if task.samples < least:
             raise ConfigError(
-                f"--samples-per-client must be at least {least} for every client to hold all "
+                f"data.samples_per_client must be at least {least} for every client to hold all "
                 f"{len(task.present)} classes, {k} of them {self.dominance:g} times, not {task.samples}"
             )
         favoured = round(self.dominance * _SCALE)
@@ -131,19 +129,15 @@ class Groups(Split):
         How many classes each group holds. No two groups hold the same set where that is possible.
     """
 
-    groups: int = 4
-    classes_per_client: int = 4
+    groups: Count = 4
+    classes_per_client: Count = 4
     name: ClassVar[str] = "groups"
     remedy: ClassVar[str] = ", or raise split.groups or split.classes_per_client"
-
-    def __post_init__(self) -> None:
-        if self.groups < 1:
-            raise ConfigError(f"split.groups must be at least 1, not {self.groups}")
 
     def group_of(self, clients: int) -> Ints:
         """Return the group of each of `clients` clients."""
         if self.groups > clients:
-            raise ConfigError(f"split.groups must be at most {clients}, as --clients, not {self.groups}")
+            raise ConfigError(f"split.groups must be at most {clients}, as many as data.clients, not {self.groups}")
         return np.arange(clients) * self.groups // clients
 
     def plan(self, task: Request) -> Ints:
@@ -166,12 +160,8 @@ class Dirichlet(Split):
         Small: few classes per client. Large: nearly equal amounts of all.
     """
 
-    concentration: float = 0.3
+    concentration: Annotated[float, Range(least=0.001, most=1e6)] = 0.3
     name: ClassVar[str] = "dirichlet"
-
-    def __post_init__(self) -> None:
-        if not 0.001 <= self.concentration <= 1e6:
-            raise ConfigError(f"split.concentration must be from 0.001 to 1e6, not {self.concentration}")
 
     def plan(self, task: Request) -> Ints:
         """Draw every client's proportions, capped at what is left."""
@@ -219,7 +209,8 @@ class Classes(Split):
         """Give every client equal amounts of the classes listed for it."""
         if len(self.classes) != task.clients:
             raise ConfigError(
-                f"split.classes must have one list for each of the {task.clients} --clients, not {len(self.classes)}"
+                f"split.classes must have one list for each of the {task.clients} clients (data.clients), "
+                f"not {len(self.classes)}"
             )
         plan = np.zeros((task.clients, len(task.supply)), np.int64)
         for client, held in enumerate(self.classes):
@@ -245,7 +236,7 @@ class Column(Split):
         if held.min() < task.samples:
             raise DataError(
                 f"client {held.argmin()} has {held.min()} samples, {task.samples} are needed: "
-                "lower --samples-per-client, or leave it out to use all samples"
+                "lower data.samples_per_client, or leave it out to use all samples"
             )
         return np.array([task.rng.multivariate_hypergeometric(row, task.samples) for row in task.supply])
 
@@ -321,13 +312,13 @@ def _enough_in_total(task: Request) -> None:
     if needed > there:
         raise DataError(
             f"{task.clients} clients of {task.samples} samples need {needed}, the data set has {there}: "
-            "lower --samples-per-client or --clients"
+            "lower data.samples_per_client or data.clients"
         )
 
 
 def _at_least_one_each(task: Request, k: int) -> None:
     if task.samples < k:
-        raise ConfigError(f"--samples-per-client must be at least {k}, one per class, not {task.samples}")
+        raise ConfigError(f"data.samples_per_client must be at least {k}, one per class, not {task.samples}")
 
 
 def _number_of_classes(setting: str, value: int | None, task: Request, small: int = 0, large: int = 0) -> int:

@@ -14,19 +14,18 @@ import logging
 import os
 import socket
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pfedla.client import Job, Runtime, Setting
 from pfedla.errors import ConfigError, RunError
-from pfedla.fleet import SimulatedFleet
-from pfedla.jobs import Crew, Data, Job, Setting, Work, hand_out
-from pfedla.layers import Layers
-from pfedla.training import Samples
-from pfedla.workers import convert, keep_freed_memory
+from pfedla.pool import assign
+from pfedla.training import ClientData, Samples
+from pfedla.tree import convert
 
 try:
     import ray
@@ -34,110 +33,94 @@ except ImportError as error:
     raise ImportError("a cluster needs Ray: pip install 'pfedla[ray]'") from error
 from ray.exceptions import ObjectLostError, RayActorError, RayError
 
-__all__ = ["Actors", "RayFleet"]
+__all__ = ["Actors", "ray_pool"]
 
 PATIENCE = 60.0  # seconds without any worker until a warning
 
 log = logging.getLogger("pfedla")
 
 
-class RayFleet(SimulatedFleet):
-    """All clients, on a Ray cluster.
+def ray_pool(
+    setting: Setting, data: Mapping[int, ClientData], workers: int | None = None, address: str | None = None
+) -> Actors:
+    """Connect to a Ray cluster and start a pool of actors on it.
 
     Parameters
     ----------
-    setting, train, test
-        As for `SimulatedFleet`.
+    setting, data
+        What the actors play clients with.
     workers
-        Actors; `None` for as many as the cluster has CPUs.
+        Actors; by default as many as the cluster has CPUs.
     address
         The cluster's `host:port`; `"auto"` for the one that this machine is part of; `"local"` for a new one on this
-        machine that ends with the fleet. If empty, the one that $RAY_ADDRESS names or that this machine is part of,
-        or else a new one. A process that is connected already stays so.
+        machine that ends with the pool. By default the one that $RAY_ADDRESS names or that this machine is part of, or
+        else a new one. A process that is connected already stays so.
     """
-
-    def __init__(
-        self,
-        setting: Setting,
-        train: Sequence[Samples],
-        test: Sequence[Samples],
-        workers: int | None = None,
-        address: str = "",
-    ) -> None:
-        if setting.device != "cpu":
-            raise ConfigError(f"run.device = {setting.device!r}: on a Ray cluster clients train on CPUs")
-        self._connected_here = _connect(address)
-        try:
-            cpus = int(ray.cluster_resources().get("CPU", 0))
-            workers = cpus if workers is None else workers
-            if not 1 <= workers <= cpus:
-                raise ConfigError(f"run.workers = {workers}: each takes one of the Ray cluster's {cpus} CPUs")
-            super().__init__(setting, train, test, workers)
-        except BaseException:
-            self._disconnect()
-            raise
-
-    def close(self) -> None:
-        """End the actors, and the connection if this fleet made it."""
-        super().close()
-        self._disconnect()
-
-    def _disconnect(self) -> None:
-        if self._connected_here:
+    if setting.device != "cpu":
+        raise ConfigError(f"machine.device = {setting.device!r}: on a Ray cluster clients train on CPUs")
+    connected_here = _connect(address)
+    try:
+        cpus = int(ray.cluster_resources().get("CPU", 0))
+        workers = cpus if workers is None else workers
+        if not 1 <= workers <= cpus:
+            raise ConfigError(f"machine.workers = {workers}: each takes one of the Ray cluster's {cpus} CPUs")
+        return Actors(setting, data, min(workers, len(data)), disconnect=connected_here)
+    except BaseException:
+        if connected_here:
             ray.shutdown()
-        self._connected_here = False
-
-    def _hire(self, setting: Setting, data: Data, own: Layers) -> Crew:  # noqa: ARG002
-        return Actors(setting, data, self.workers)
+        raise
 
 
 class Actors:
-    """A crew of Ray actors."""
+    """A pool of Ray actors; with `disconnect`, closing it ends this process's connection."""
 
-    def __init__(self, setting: Setting, data: Data, workers: int) -> None:
+    def __init__(
+        self, setting: Setting, data: Mapping[int, ClientData], workers: int, *, disconnect: bool = False
+    ) -> None:
+        self._disconnect = disconnect
         try:
             self._setting = ray.put(setting)
         except (TypeError, RayError) as error:
             raise RunError(f"the model or the method cannot be sent to a cluster: {error}") from error
-        self._data = ray.put([[samples.parts() for samples in part] for part in data])
-        self._hands = [self._start() for _ in range(workers)]
+        self._data = ray.put({client: [part.parts() for part in samples] for client, samples in data.items()})
+        self._workers = [self._start() for _ in range(workers)]
 
-    def work(self, jobs: Iterable[Job]) -> Iterator[tuple[int, Any]]:
+    def run(self, jobs: Iterable[Job]) -> Iterator[tuple[int, Any]]:
         """Do all jobs."""
-        for hand in self._hands:
-            hand.jobs.clear()  # of work that was broken off; what is under way is thrown away
+        for worker in self._workers:
+            worker.jobs.clear()  # of a call that was broken off; what is under way is thrown away
         waiting, deaths = deque(jobs), Counter[int | None]()
         while True:
-            hand_out(waiting, self._hands, lambda hand, job: hand.accepts(job, deaths))
-            if not waiting and not any(hand.jobs for hand in self._hands):
+            assign(waiting, self._workers, lambda worker, job: worker.accepts(job, deaths))
+            if not waiting and not any(worker.jobs for worker in self._workers):
                 return
-            expected = {hand.expected: hand for hand in self._hands if hand.expected}
+            expected = {worker.expected: worker for worker in self._workers if worker.expected}
             answered, _ = ray.wait(list(expected), timeout=PATIENCE)
-            if not answered and not any(hand.here for hand in self._hands):
+            if not answered and not any(worker.here for worker in self._workers):
                 log.warning("the Ray cluster has had no free CPU for %d seconds; waiting for one", PATIENCE)
-            for hand in (expected[reference] for reference in answered):
+            for worker in (expected[reference] for reference in answered):
                 try:
-                    answer = hand.take()
+                    answer = worker.take()
                 except (RayActorError, ObjectLostError) as error:
-                    self._replace(hand, error, waiting, deaths)
+                    self._replace(worker, error, waiting, deaths)
                     continue
                 except RayError as error:
                     raise RunError(f"the Ray cluster failed: {error}") from error
                 if answer:
                     yield answer
 
-    def _start(self) -> _Hand:
-        return _Hand(ray.remote(num_cpus=1, max_restarts=0)(_Worker).remote(self._setting, self._data))
+    def _start(self) -> _Actor:
+        return _Actor(ray.remote(num_cpus=1, max_restarts=0)(_Player).remote(self._setting, self._data))
 
-    def _replace(self, hand: _Hand, error: RayError, waiting: deque[Job], deaths: Counter[int | None]) -> None:
+    def _replace(self, worker: _Actor, error: RayError, waiting: deque[Job], deaths: Counter[int | None]) -> None:
         """Put a new worker in the place of one that died; its jobs go back to the head of the queue."""
-        jobs = [job for _, job in hand.jobs]
-        doing = "while it had no job" if hand.seen else "while it started"
+        jobs = [job for _, job in worker.jobs]
+        doing = "while it had no job" if worker.seen else "while it started"
         if jobs:
             clients = " or ".join(str(job.client) for job in jobs)  # an answer may have died with it
             doing = f"while it worked for client {clients} in round {jobs[0].t}"
         text = f"a worker died {doing}. {_reason(error)}"
-        if jobs or not hand.seen:
+        if jobs or not worker.seen:
             over: list[int | None] = [job.client for job in jobs]
             deaths.update(over or [None])
         if getattr(error, "actor_init_failed", False):
@@ -146,19 +129,22 @@ class Actors:
             raise RunError(f"{text}. It was the second one to die {'over this job' if jobs else 'so'}")
         log.warning("%s. %s by a new worker", text, "The work is done again" if jobs else "It is replaced")
         waiting.extendleft(reversed(jobs))
-        hand.dismiss()
-        self._hands[self._hands.index(hand)] = self._start()
-        for other in self._hands:
+        worker.end()
+        self._workers[self._workers.index(worker)] = self._start()
+        for other in self._workers:
             other.check()  # if a node is gone, they may be, too
 
     def close(self) -> None:
-        """End the actors."""
-        for hand in self._hands:
-            hand.dismiss()
-        self._hands = []
+        """End the actors, and the connection if it was made for them."""
+        for worker in self._workers:
+            worker.end()
+        self._workers = []
+        if self._disconnect:
+            ray.shutdown()
+        self._disconnect = False
 
 
-class _Hand:
+class _Actor:
     """An actor, seen from the server's side."""
 
     def __init__(self, actor: Any) -> None:
@@ -182,7 +168,7 @@ class _Hand:
         return self.here and (not self.jobs or not any(deaths[x.client] for x in (self.jobs[0][1], job)))
 
     def give(self, job: Job) -> None:
-        """Add a job to the actor's queue; the numbers go through the object store."""
+        """Add a job to the actor's queue; the values go through the object store."""
         self.jobs.append((self._actor.do.remote(convert(job, Tensor, Tensor.numpy)), job))
 
     def check(self) -> None:
@@ -203,45 +189,45 @@ class _Hand:
             raise RunError(answer)
         return job.client, convert(answer, np.ndarray, torch.tensor)
 
-    def dismiss(self) -> None:
+    def end(self) -> None:
         """End it."""
         self.jobs.clear()
         ray.kill(self._actor)
 
 
-class _Worker:
-    """An actor: does jobs with one resident model, on data that it shares with the other actors of its node."""
+class _Player:
+    """Runs in an actor: does jobs with one resident model, on data that it shares with the other actors of its node."""
 
-    def __init__(self, setting: Setting, data: list[list[tuple[np.ndarray, np.ndarray, bool]]]) -> None:
+    def __init__(self, setting: Setting, data: dict[int, list[tuple[np.ndarray, np.ndarray, bool]]]) -> None:
         torch.set_num_threads(1)
-        keep_freed_memory()
-        self._work = Work(setting, Data(*([Samples.of_parts(*parts) for parts in part] for part in data)))
+        samples = {client: ClientData(*(Samples.of_parts(*part) for part in parts)) for client, parts in data.items()}
+        self._runtime = Runtime(setting, samples)
 
     def here(self) -> None:
         """Answer the roll call."""
 
     def do(self, job: Job) -> tuple[bool, Any]:
-        """Do a job, on a copy of its numbers: the object store's are read-only, and a method may be careless."""
-        good, answer = self._work.answer(convert(job, np.ndarray, torch.tensor))
+        """Do a job, on a copy of its values: the object store's are read-only, and a method may be careless."""
+        good, answer = self._runtime.answer(convert(job, np.ndarray, torch.tensor))
         return good, convert(answer, Tensor, Tensor.numpy)
 
 
-def _connect(address: str) -> bool:
+def _connect(address: str | None) -> bool:
     """Connect this process to a cluster, quietly; return False if it was connected already."""
     if ray.is_initialized():
         here = ray.get_runtime_context().gcs_address
-        if address not in ("", "auto", here):
-            raise ConfigError(f"run.ray_address = {address!r}: this process is connected to the cluster at {here}")
+        if address not in (None, "auto", here):
+            raise ConfigError(f"machine.ray_address = {address!r}: this process is connected to the cluster at {here}")
         return False
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    address = address or os.environ.get("RAY_ADDRESS", "")
+    address = address or os.environ.get("RAY_ADDRESS") or ""
     host, _, port = address.rpartition(":")
     try:
         if port.isdecimal() and "/" not in host:
             socket.create_connection((host, int(port)), timeout=5).close()  # Ray itself would try for minutes
         ray.init(address or None, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError) as error:
-        raise ConfigError(f"run.ray_address = {address!r}: {error}") from error
+        raise ConfigError(f"machine.ray_address = {address!r}: {error}") from error
     return True
 
 

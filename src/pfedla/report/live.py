@@ -8,13 +8,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from pfedla.simulation import Progress
+from pfedla.report.tables import shown
+from pfedla.rounds import Progress
 
 __all__ = ["Live"]
 
 
 class Live:
-    """Shows round, mean and worst-client accuracy, bytes and the time left; use it as a context manager."""
+    """Shows round, the headline's mean and worst client, bytes and the time left; use it as a context manager."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -64,7 +65,9 @@ class Live:
 
 def _figures(progress: Progress) -> str:
     traffic = f"{(progress.bytes_down + progress.bytes_up) / 1e6:,.1f} MB"
-    if progress.record is None:
+    name, percent = progress.objective.headline, progress.objective.percent
+    if progress.record is None or progress.record[f"{name}_mean"] is None:
         return traffic
-    mean, worst = progress.record["accuracy_mean"], progress.record["accuracy_worst"]
-    return f"accuracy {100 * mean:.2f} %, worst {100 * worst:.2f} %, {traffic}"
+    mean, worst = (shown(progress.record[f"{name}_{part}"], percent) for part in ("mean", "worst"))
+    unit = " %" if percent else ""
+    return f"{name} {mean}{unit}, worst {worst}{unit}, {traffic}"

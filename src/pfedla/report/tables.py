@@ -2,64 +2,97 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from pfedla.errors import unknown_name
+from pfedla.errors import ConfigError, unknown_name
 
-__all__ = ["VALUES", "comparison_table", "overview"]
+__all__ = ["VALUES", "comparison_table", "overview", "shown"]
 
 Summary = dict[str, Any]
 Cells = dict[str, dict[str, dict[int, float]]]  # method -> comparison -> seed -> value
-Column = tuple[str, Callable[[Summary], float], Callable[[float], str], int]  # heading, value, format, better: 1 or -1
 
-COLUMNS: tuple[Column, ...] = (
-    ("accuracy\n%", lambda s: s["accuracy_mean"], lambda v: f"{100 * v:.2f}", 1),
-    ("±\nclients", lambda s: s["accuracy_std"], lambda v: f"{100 * v:.2f}", 0),
-    ("worst\nclient", lambda s: s["accuracy_worst"], lambda v: f"{100 * v:.2f}", 1),
-    ("after\ntraining", lambda s: s["accuracy_after_training"], lambda v: f"{100 * v:.2f}", 1),
-    ("MB\ndown", lambda s: s["bytes_down"], lambda v: f"{v / 1e6:,.1f}", -1),
-    ("MB\nup", lambda s: s["bytes_up"], lambda v: f"{v / 1e6:,.1f}", -1),
-    ("time\ns", lambda s: s["seconds"], lambda v: f"{v:.1f}", 0),
-)
-
-VALUES: dict[str, Column] = dict(
-    zip(("accuracy", "spread", "worst", "after-training", "mb-down", "mb-up", "seconds"), COLUMNS, strict=True)
-)
+VALUES = ("headline", "spread", "worst", "after-training", "mb-down", "mb-up", "seconds")
 
 
-def overview(comparisons: Mapping[str, Sequence[Summary]], value: str = "accuracy", against: str | None = None) -> str:
-    """Return one value of several comparisons as a Markdown table: a row a method, a column a comparison.
+class Column(NamedTuple):
+    """What a column shows of a summary."""
+
+    heading: str
+    key: str
+    form: Callable[[float], str]
+    better: int = 0  # 1 if more is better, -1 if less is, 0 if neither
+    traffic: bool = False  # the best is then the least among those that communicate at all
+
+    def value(self, summary: Summary) -> float:
+        """Return the value, NaN if there is none."""
+        found = summary[self.key]
+        return math.nan if found is None else float(found)
+
+
+def shown(value: float, percent: bool) -> str:
+    """Return a metric as tables show it."""
+    if math.isnan(value):
+        return "-"
+    return f"{100 * value:.2f}" if percent else f"{value:.4g}"
+
+
+def columns(summaries: Sequence[Summary]) -> dict[str, Column]:
+    """Return the columns for runs of one objective, by the names in `VALUES`; the headline decides what is best."""
+    headlines = {summary.get("headline", "accuracy") for summary in summaries}
+    if len(headlines) > 1:
+        raise ConfigError(f"runs with different headlines cannot be compared: {', '.join(sorted(headlines))}")
+    name, first = headlines.pop(), summaries[0]
+    percent, up = first.get("percent", True), 1 if first.get("higher_is_better", True) else -1
+    form = partial(shown, percent=percent)
+    megabytes = lambda value: f"{value / 1e6:,.1f}"  # noqa: E731
+    found = (
+        Column(f"{name}\n%" if percent else name, f"{name}_mean", form, up),
+        Column("±\nclients", f"{name}_std", form),
+        Column("worst\nclient", f"{name}_worst", form, up),
+        Column("after\ntraining", f"{name}_after_training", form, up),
+        Column("MB\ndown", "bytes_down", megabytes, -1, traffic=True),
+        Column("MB\nup", "bytes_up", megabytes, -1, traffic=True),
+        Column("time\ns", "seconds", lambda value: f"{value:.1f}"),
+    )
+    return dict(zip(VALUES, found, strict=True))
+
+
+def overview(comparisons: Mapping[str, Sequence[Summary]], value: str = "headline", against: str | None = None) -> str:
+    """Return one value of several comparisons as a Markdown table: a row per method, a column per comparison.
 
     Cells are means over the seeds with their standard deviation, the best of a column in bold; where a method has
     fewer seeds than others, their number stands beside it. With a method to hold the others `against`, they are the
     differences from it, taken seed by seed: what makes one seed harder than another for everybody falls out.
     """
-    _, get, form, better = VALUES[value]
+    kinds = {name: columns(summaries)[value] for name, summaries in comparisons.items()}
     cells: Cells = {}
-    for column, summaries in comparisons.items():
+    for name, summaries in comparisons.items():
         for summary in summaries:
-            cells.setdefault(summary["label"], {}).setdefault(column, {})[summary["seed"]] = get(summary)
+            cells.setdefault(summary["label"], {}).setdefault(name, {})[summary["seed"]] = kinds[name].value(summary)
     if against is not None:
-        cells, better = _differences(cells, against), max(better, 0)
+        cells = _differences(cells, against)
     lines = [["method" if against is None else f"above `{against}`", *comparisons], ["---"] * (1 + len(comparisons))]
     lines += [[f"`{label}`"] for label in cells]
-    for column in comparisons:
-        found = {label: list(row[column].values()) for label, row in cells.items() if row.get(column)}
+    for name, kind in kinds.items():
+        found = {label: list(row[name].values()) for label, row in cells.items() if row.get(name)}
         seeds = max(map(len, found.values()), default=0)
-        best = _best([fmean(values) for values in found.values()], better)
+        comparable = kind._replace(better=0) if against is not None and kind.traffic else kind
+        best = _best([fmean(values) for values in found.values()], comparable)
         for line, label in zip(lines[2:], cells, strict=True):
             if label not in found:
                 line.append("-")
                 continue
             mean, count = fmean(found[label]), len(found[label])
-            text = ("+" if against is not None and mean > 0 else "") + form(mean)
-            text += f" ± {form(stdev(found[label]))}" if count > 1 else ""
+            text = ("+" if against is not None and mean > 0 else "") + kind.form(mean)
+            text += f" ± {kind.form(stdev(found[label]))}" if count > 1 else ""
             line.append((f"**{text}**" if mean == best else text) + (f" ({count} of {seeds})" if count < seeds else ""))
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -83,40 +116,38 @@ def _differences(cells: Cells, against: str) -> Cells:
 def comparison_table(runs: Sequence[tuple[str, Sequence[Summary]]], title: str | None = None) -> Table:
     """Return a row for each method, averaged over its seeds, the best value of a column marked `*`.
 
-    Accuracy is that of the personalized models after the final round. The best traffic is the least among the
+    The headline is that of the personalized models after the final round. The best traffic is the least among the
     methods that communicate at all.
     """
+    kinds = list(columns([summary for _, summaries in runs for summary in summaries]).values())
     seeds = max((len(summaries) for _, summaries in runs), default=0)
     caption = _caption(runs, seeds)
     table = Table(title=title, header_style="bold", box=SIMPLE_HEAD, padding=0, caption=caption, caption_justify="left")
     table.add_column("method", vertical="bottom", overflow="fold")
-    means = {
-        heading: [fmean(value(summary) for summary in summaries) for _, summaries in runs]
-        for heading, value, _, _ in COLUMNS
-    }
-    for heading, *_ in COLUMNS:
-        table.add_column(heading, justify="right", no_wrap=True)
-        if heading == COLUMNS[0][0] and seeds > 1:
+    means = {kind.key: [fmean(map(kind.value, summaries)) for _, summaries in runs] for kind in kinds}
+    for kind in kinds:
+        table.add_column(kind.heading, justify="right", no_wrap=True)
+        if kind is kinds[0] and seeds > 1:
             table.add_column("±\nseeds", justify="right", no_wrap=True)
     for row, (label, summaries) in enumerate(runs):
         cells: list[Text] = [Text(label)]
-        for heading, _, form, better in COLUMNS:
-            value = means[heading][row]
-            best = value == _best(means[heading], better)
-            cells.append(Text(("*" if best else "") + form(value), style="bold green" if best else ""))
-            if heading == COLUMNS[0][0] and seeds > 1:
-                spread = [summary["accuracy_mean"] for summary in summaries]
-                cells.append(Text(f"{100 * stdev(spread):.2f}" if len(spread) > 1 else "-"))
+        for kind in kinds:
+            value = means[kind.key][row]
+            best = value == _best(means[kind.key], kind)
+            cells.append(Text(("*" if best else "") + kind.form(value), style="bold green" if best else ""))
+            if kind is kinds[0] and seeds > 1:
+                spread = [kind.value(summary) for summary in summaries]
+                cells.append(Text(kind.form(stdev(spread)) if len(spread) > 1 else "-"))
         table.add_row(*cells)
     return table
 
 
-def _best(values: Sequence[float], better: int) -> float | None:
+def _best(values: Sequence[float], kind: Column) -> float | None:
     """Return the best of a column, None where all are equal or none is better than another."""
-    rivals = {value for value in values if better > 0 or value > 0}
-    if not better or len(rivals) < 2:
+    rivals = {value for value in values if not math.isnan(value) and (value > 0 or not kind.traffic)}
+    if not kind.better or len(rivals) < 2:
         return None
-    return max(rivals) if better > 0 else min(rivals)
+    return max(rivals) if kind.better > 0 else min(rivals)
 
 
 def _caption(runs: Sequence[tuple[str, Sequence[Summary]]], seeds: int) -> str:
@@ -124,7 +155,9 @@ def _caption(runs: Sequence[tuple[str, Sequence[Summary]]], seeds: int) -> str:
     of = f"{first['dataset']}, {first['clients']} clients, {first['rounds']} rounds"
     over = f", means over {seeds} seeds" if seeds > 1 else f", seed {first['seed']}"
     best = " * marks the best." if len(runs) > 1 else ""
+    name = first.get("headline", "accuracy")
     return (
-        f"{of}{over}. Accuracy on the clients' test images after the final round: of the personalized models (mean, "
-        f"spread over clients, worst client), and of the models after the clients' latest local training.{best}"
+        f"{of}{over}. {name[0].upper()}{name[1:]} on the clients' test samples after the final round: of the "
+        "personalized models (mean, spread over clients, worst client), and of the models after the clients' latest "
+        f"local training.{best}"
     )

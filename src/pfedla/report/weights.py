@@ -10,10 +10,25 @@ from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-__all__ = ["draw_weights"]
+from pfedla.record import Result
+
+__all__ = ["draw_result", "draw_weights"]
 
 _INK, _FAINT = "#22303c", "#6b7a87"
 _SHADES = LinearSegmentedColormap.from_list("weights", ["#ffffff", "#f9d9a8", "#ef8a5a", "#b8325e", "#3b0f4f"])
+
+
+MOST = 1000  # clients of whom a picture can be made
+
+
+def draw_result(path: Path, result: Result, method: str, groups: np.ndarray | None = None) -> None:
+    """Draw the weights at the end of a run, if its method learns any and a picture can hold them."""
+    if "alpha" not in result.diagnostics or len(result.names) > MOST:
+        return
+    alpha, t = result.final_alpha, int(result.diagnostics["round"][-1])
+    assert alpha is not None
+    title = f"Who learns from whom: the weights of {method} after round {t}"
+    draw_weights(path, alpha, result.ledger.layers, title, groups)
 
 
 def draw_weights(

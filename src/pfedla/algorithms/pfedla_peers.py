@@ -1,13 +1,22 @@
-"""Whom a client learns from if it does not learn from everybody: itself and `m` candidates.
+"""pFedLA for many clients: each learns from itself and from `m` candidates. This variant is ours.
 
 With all N clients as candidates, pFedLA's heads hold N weights for each of N clients and a round reads all models. With
 m candidates both grow linearly in N. Candidates are the clients whose updates resemble the client's own, judged by
 sketches: short random projections, in which inner products are kept on average (Charikar, Chen & Farach-Colton, ICALP
-2002). A sketch takes 4 kB a client, and no projection matrix is ever stored.
+2002). A sketch takes 4 kB per client, and no projection matrix is ever stored.
+
+The equations are pFedLA's, with m + 1 columns in place of N:
+
+=============  ==============================================================================================
+candidates     whose models client i mixes, itself first: `(n, m + 1)`
+alpha, g       α_i and G_i on these: `(n, L, m + 1)`
+=============  ==============================================================================================
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -16,13 +25,30 @@ from torch import Tensor
 from torch.nn import functional
 
 from pfedla import storage
+from pfedla.algorithms.hypernetwork import hypernetwork
+from pfedla.algorithms.pfedla import Clients, Hypernetworks, head_rows
 from pfedla.layers import Layers
-from pfedla.optimizer import Trained
+from pfedla.optimizer import TrainState
 from pfedla.randomness import numpy_stream, stream
+from pfedla.settings import Count
+from pfedla.wire import Payload
 
-__all__ = ["Peers", "choose", "current", "first_peers", "one_square", "refresh", "replace_columns", "sketch"]
+__all__ = [
+    "PFedLAPeers",
+    "PeerClients",
+    "Peers",
+    "candidates_inner",
+    "candidates_product",
+    "choose",
+    "current",
+    "first_peers",
+    "refresh",
+    "replace_columns",
+    "sketch",
+]
 
-SKETCH = 1024  # numbers
+GATHERED = 2**14  # columns of the candidates' rows that are gathered at once
+SKETCH = 1024  # values
 PIECE = 2**6  # sketch lengths of an update that are projected at once
 EXPLORED = 5  # one in so many candidates is drawn at random
 
@@ -64,7 +90,7 @@ def sketch(delta: Layers, names: tuple[str, ...], seed: int) -> Tensor:
     """Return short vectors `(n, SKETCH)` whose inner products are those of the updates, up to a few hundredths.
 
     Every layer is scaled to length 1 first, so that each has one voice: inner products are sums of the layers' cosines.
-    Number k of a layer goes with a random sign to place k modulo SKETCH: numbers that meet there cancel on average.
+    Value k of a layer goes with a random sign to place k modulo SKETCH: values that meet there cancel on average.
     """
     total = torch.zeros(len(delta[names[0]]), SKETCH)
     for name in names:
@@ -117,7 +143,7 @@ def refresh(peers: Peers, ids: Tensor, candidates: Tensor, delta: Layers, names:
     return chosen
 
 
-def replace_columns(heads: Trained, rows: Tensor, changed: Tensor) -> None:
+def replace_columns(heads: TrainState, rows: Tensor, changed: Tensor) -> None:
     """Start a client's heads `rows` afresh in the columns of new peers, `changed (m + 1,)`, in place.
 
     A new column is the mean of the peers' columns before it, so that the newcomer's weight starts as an average peer's
@@ -134,9 +160,62 @@ def replace_columns(heads: Trained, rows: Tensor, changed: Tensor) -> None:
                 moments[name][rows] = mine
 
 
-def one_square(alpha: np.ndarray, candidates: np.ndarray) -> np.ndarray:
-    """Return weights on candidates, `(..., N, L, m + 1)`, as weights on everybody: `(..., N, L, N)`, 0 elsewhere."""
-    square = np.zeros((*alpha.shape[:-1], alpha.shape[-3]), alpha.dtype)
-    columns = np.broadcast_to(candidates[..., :, None, :], alpha.shape)
-    np.put_along_axis(square, columns, alpha, axis=-1)
-    return square
+def candidates_product(weights: Tensor, rows: Tensor, candidates: Tensor) -> Tensor:
+    """Return Σ_j weights_ij rows_j over the candidates j of each client i, `(n, values)`."""
+    return functional.embedding_bag(candidates, rows, per_sample_weights=weights, mode="sum")
+
+
+def candidates_inner(delta: Tensor, rows: Tensor, candidates: Tensor) -> Tensor:
+    """Return <delta_i, rows_j> for the candidates j of each client i, gathering a piece of their rows at a time."""
+    products = rows.new_zeros(candidates.shape)
+    for piece, columns in zip(delta.split(GATHERED, 1), rows.split(GATHERED, 1), strict=True):
+        for found, own, who in zip(products, piece, candidates, strict=True):
+            found.addmv_(columns.index_select(0, who), own)
+    return products
+
+
+class PeerClients(NamedTuple):
+    """The server's state: every client's model and hypernetwork, and its candidates."""
+
+    clients: Clients
+    peers: Peers
+
+
+@dataclass(frozen=True)
+class PFedLAPeers(Hypernetworks[PeerClients]):
+    """pFedLA-peers: pFedLA for many clients; each mixes its own layers with those of a few that resemble it.
+
+    Each client has `peers` candidates, chosen again after `refresh` of its rounds; with as many as there are others, it
+    is pFedLA. State and a round's time grow linearly in the number of clients. `retain=k` is HeurpFedLA.
+    """
+
+    peers: Count = 20
+    refresh: Count = 10
+
+    def init(self, theta: Layers, n: int, rng: torch.Generator) -> PeerClients:
+        """Give every client the common model, random candidates, and a weight for each of them."""
+        columns = min(self.peers + 1, n)
+        clients = self.draw(theta, n, columns, rng)
+        return PeerClients(clients, first_peers(n, columns - 1, rng))
+
+    def download(self, state: PeerClients, ids: Tensor) -> Payload:
+        """Send θ̄_i, mixed from the candidates' models."""
+        mix = partial(candidates_product, candidates=current(state.peers, ids))
+        return self.mixed(state.clients, ids, torch.zeros_like(ids), mix)
+
+    def update(self, state: PeerClients, ids: Tensor, got: Payload, upload: Payload) -> PeerClients:
+        """Take the clients' changes; replace candidates where it is time."""
+        candidates = current(state.peers, ids)
+        inner = partial(candidates_inner, candidates=candidates)
+        self.step(state.clients, ids, got, upload.layers, inner=inner)
+        chosen = refresh(state.peers, ids, candidates, upload.layers, got.names, self.refresh)  # (n, m + 1)
+        for rows, changed in zip(head_rows(ids, len(got.names)), chosen != candidates, strict=True):
+            if changed.any():
+                replace_columns(state.clients.heads, rows, changed)
+        state.peers.candidates[ids] = chosen
+        return state
+
+    def diagnostics(self, state: PeerClients) -> dict[str, Tensor]:
+        """Return the aggregation weights of all clients, α `(N, L, m + 1)`, and whose they are, `(N, m + 1)`."""
+        alpha = hypernetwork(state.clients.body.value, state.clients.heads.value)
+        return {"alpha": alpha, "candidates": current(state.peers, torch.arange(len(alpha)))}

@@ -1,84 +1,147 @@
-"""Worker processes: one torch thread and one resident model each, jobs and answers through shared memory.
+"""Pools of workers that play clients: this process, or processes with one torch thread and one resident model each.
 
-A worker always has its next job at hand while it does one, so it never waits for the server. The numbers of a
-message are copied once, into a slot of memory that both processes see; only its outline goes through a pipe.
-A worker that dies is replaced and its job done again; a client whose job kills two workers ends the run.
+A worker process always has its next job at hand while it does one, so it never waits for the server. The values of a
+message are copied once, into a slot of memory that both processes see; only its outline goes through a pipe. A worker
+that dies is replaced and its job done again; a client whose job kills two workers ends the run.
 """
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import multiprocessing
 import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, NamedTuple
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pfedla.errors import RunError
-from pfedla.jobs import DEPTH, Data, Job, Setting, Work, hand_out
+from pfedla.client import Job, Runtime, Setting
+from pfedla.errors import ConfigError, RunError
+from pfedla.training import ClientData
+from pfedla.tree import convert, flatten
 
-__all__ = ["Processes", "available_workers", "convert", "keep_freed_memory"]
+__all__ = ["DEPTH", "InProcess", "Pool", "Processes", "Worker", "assign", "available_cores", "local_pool"]
 
 START_METHOD = "fork" if sys.platform == "linux" else "spawn"  # forked workers know functions made on the fly
+DEPTH = 2  # jobs at most that one worker has: that being done, and the next
 SLOT_BYTES = 64 * 2**20  # at most; what is larger goes through the pipe
 ALIGNMENT = 64
 
 log = logging.getLogger("pfedla")
 
 
-def available_workers() -> int:
+class Pool(Protocol):
+    """Workers that do jobs. A job's result depends on the job alone, whoever does it."""
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[tuple[int, Any]]:
+        """Do all jobs, begun in this order; yield each client and its result, in any order."""
+
+    def close(self) -> None:
+        """End the workers."""
+
+
+class Worker(Protocol):
+    """A worker, seen from the server's side: the jobs that it was given and has not answered yet."""
+
+    jobs: Any  # a sized collection
+
+    def give(self, job: Job) -> None:
+        """Add a job."""
+
+
+W = TypeVar("W", bound=Worker)
+
+
+def assign(waiting: deque[Job], workers: Sequence[W], accepts: Callable[[W, Job], bool]) -> None:
+    """Give every idle worker that accepts it a job, then a second one as long as there are enough for all."""
+    for depth in range(1, DEPTH + 1):
+        for worker in workers:
+            enough = len(waiting) > (0 if depth == 1 else len(workers))
+            if enough and len(worker.jobs) < depth and accepts(worker, waiting[0]):
+                worker.give(waiting.popleft())
+
+
+def available_cores() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Processes:
-    """A crew of worker processes on this machine.
+def local_pool(setting: Setting, data: Mapping[int, ClientData], workers: int | None = None) -> Pool:
+    """Return a pool on this machine: `workers` processes, one per core by default; 0 to work in this process.
 
-    `message` is the size of an ordinary message in bytes: it decides how much memory is shared with each worker.
+    On a GPU all clients share this process.
     """
+    if workers is None:
+        workers = 0 if setting.device != "cpu" else available_cores()
+    if workers < 0:
+        raise ConfigError(f"machine.workers = {workers} must be 0 (this process) or more")
+    if workers and setting.device != "cpu":
+        raise ConfigError(f"machine.workers = {workers}: on {setting.device} all clients share this process; use 0")
+    return Processes(setting, data, min(workers, len(data))) if workers else InProcess(setting, data)
 
-    def __init__(self, setting: Setting, data: Data, workers: int, message: int) -> None:
-        if START_METHOD != "fork":  # forked workers see this process's data anyway
-            for samples in data.train + data.test:
-                samples.share()
-        self._hands = [_Worker(setting, data, message) for _ in range(workers)]
 
-    def work(self, jobs: Iterable[Job]) -> Iterator[tuple[int, Any]]:
+class InProcess:
+    """Does the jobs here, one after the other: for debugging, and on a GPU."""
+
+    def __init__(self, setting: Setting, data: Mapping[int, ClientData]) -> None:
+        self._runtime = Runtime(setting, data)
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[tuple[int, Any]]:
         """Do all jobs."""
-        for hand in self._hands:
-            hand.drain()
+        for job in jobs:
+            yield job.client, self._runtime.run(job)
+
+    def close(self) -> None:
+        """Nothing is left to end."""
+
+
+class Processes:
+    """Worker processes on this machine."""
+
+    def __init__(self, setting: Setting, data: Mapping[int, ClientData], workers: int) -> None:
+        if START_METHOD != "fork":  # forked workers see this process's data anyway
+            for samples in data.values():
+                samples.train.share()
+                samples.test.share()
+        kept, model = setting.enroll(), setting.spec.read(setting.template)
+        message = sum(tensor.nbytes for tensor in flatten((kept, model)).values())  # an ordinary one
+        self._workers = [_Process(setting, data, message) for _ in range(workers)]
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[tuple[int, Any]]:
+        """Do all jobs."""
+        for worker in self._workers:
+            worker.drain()
         waiting = deque(jobs)
         while True:
-            hand_out(waiting, self._hands, _Worker.accepts)
-            busy = {hand.channel.connection: hand for hand in self._hands if hand.jobs}
+            assign(waiting, self._workers, _Process.accepts)
+            busy = {worker.channel.connection: worker for worker in self._workers if worker.jobs}
             if not busy:
                 return
-            ready = set(wait([*busy, *(hand.process.sentinel for hand in busy.values())]))
-            for connection, hand in busy.items():
-                if ready & {connection, hand.process.sentinel} and (answer := hand.take()):
+            ready = set(wait([*busy, *(worker.process.sentinel for worker in busy.values())]))
+            for connection, worker in busy.items():
+                if ready & {connection, worker.process.sentinel} and (answer := worker.take()):
                     yield answer
 
     def close(self) -> None:
         """End the processes."""
-        for hand in self._hands:
-            hand.close()
-        self._hands = []
+        for worker in self._workers:
+            worker.close()
+        self._workers = []
 
 
-class _Worker:
+class _Process:
     """A worker process, seen from the server's side."""
 
-    def __init__(self, setting: Setting, data: Data, message: int) -> None:
+    def __init__(self, setting: Setting, data: Mapping[int, ClientData], message: int) -> None:
         self._setting, self._data, self._message = setting, data, message
         self.jobs: deque[Job] = deque()  # given and not yet answered
         self._tries = 0  # of the first of them
@@ -123,7 +186,7 @@ class _Worker:
         return job.client, answer
 
     def drain(self) -> None:
-        """Throw away the answers to jobs of work that was broken off."""
+        """Throw away the answers to jobs that were broken off."""
         while self.jobs:
             with suppress(RunError):
                 self.take()
@@ -155,7 +218,8 @@ class _Worker:
             self.process.join()
 
 
-class _Place(NamedTuple):
+@dataclass(frozen=True)
+class _Place:
     """Where a tensor of a message lies in shared memory."""
 
     slot: int
@@ -207,13 +271,12 @@ class _Channel:
         return convert(self.connection.recv(), (_Place, np.ndarray), find)
 
 
-def _serve(channel: _Channel, setting: Setting, data: Data, parent: int) -> None:
+def _serve(channel: _Channel, setting: Setting, data: Mapping[int, ClientData], parent: int) -> None:
     """Run a worker: take jobs until the server's process is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
-    keep_freed_memory()
-    work = Work(setting, data)
+    runtime = Runtime(setting, data)
     while True:
         while not channel.connection.poll(1.0):
             if os.getppid() != parent:
@@ -222,33 +285,8 @@ def _serve(channel: _Channel, setting: Setting, data: Data, parent: int) -> None
             job: Job = channel.receive(copy=False)
         except (EOFError, OSError):
             return
-        channel.send(work.answer(job))
-
-
-def keep_freed_memory() -> None:
-    """Have the C library keep what is freed: activations come and go with every batch.
-
-    By default glibc returns blocks of megabytes to the system at once, and each batch then pays for thousands of
-    page faults: 10 to 15 % of the time. Other C libraries are left as they are.
-    """
-    trim_threshold, mmap_threshold = -1, -3  # from malloc.h
-    with suppress(OSError, AttributeError):
-        libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(trim_threshold, 2**30)
-        libc.mallopt(mmap_threshold, 2**25)  # the largest that glibc takes
+        channel.send(runtime.answer(job))
 
 
 def _aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
-
-
-def convert(value: Any, kind: type | tuple[type, ...], to: Callable[[Any], Any]) -> Any:
-    """Replace what is of a kind in nested tuples and dictionaries."""
-    if isinstance(value, kind):
-        return to(value)
-    if isinstance(value, dict):
-        return {key: convert(part, kind, to) for key, part in value.items()}
-    if isinstance(value, tuple):
-        parts = [convert(part, kind, to) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    return value

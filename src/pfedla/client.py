@@ -1,0 +1,122 @@
+"""One client's runtime: what it keeps, its data, the method's client half, its scores.
+
+Worker processes, the actors of a cluster and a site of its own all play clients with this code.
+"""
+
+from __future__ import annotations
+
+import copy
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pfedla.algorithm import Algorithm
+from pfedla.engine import FlatModel
+from pfedla.errors import PfedlaError, RunError
+from pfedla.layers import Layers, LayerSpec
+from pfedla.objective import Classification, Objective
+from pfedla.training import ClientData, Task, Training, score
+from pfedla.wire import Payload, pack, unpack
+
+__all__ = ["Evaluation", "Job", "Kept", "Runtime", "Setting"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is fixed for a whole run: the model, its layers, the method, what is trained for, and how."""
+
+    template: nn.Module
+    spec: LayerSpec
+    algorithm: Algorithm[Any]
+    training: Training
+    seed: int
+    device: str = "cpu"
+    objective: Objective = field(default_factory=Classification)
+
+    def enroll(self) -> Kept:
+        """Return what a client keeps before its first round, as one row."""
+        own = self.algorithm.enroll(self.spec.read(self.template))
+        return Kept(own, torch.zeros(1, dtype=torch.int64))
+
+
+class Kept(NamedTuple):
+    """What clients keep between rounds, one row per client."""
+
+    own: Layers  # the method's: the model after local training, and whatever the method adds
+    rounds: Tensor  # (clients,) int64: how often each has trained
+
+
+class Evaluation(NamedTuple):
+    """A client's metrics on its test data."""
+
+    personalized: dict[str, float]  # of the model the server would have the client use now
+    after_training: dict[str, float]  # of the model after its latest local training; NaN if it never trained
+
+
+class Job(NamedTuple):
+    """What one client is to do in round `t`, with what it keeps and what it was sent (packed)."""
+
+    kind: Literal["train", "evaluate", "personalize"]
+    client: int
+    t: int
+    kept: Kept
+    sent: Payload
+
+
+class Runtime:
+    """Plays clients, one at a time, with one resident model."""
+
+    def __init__(self, setting: Setting, data: Mapping[int, ClientData]) -> None:
+        self.setting, self.data = setting, data
+        self.model = FlatModel(copy.deepcopy(setting.template), setting.spec, setting.objective, setting.device)
+        self._first = setting.enroll().own
+
+    def run(self, job: Job) -> Any:
+        """Do a job; whatever goes wrong is an error that names the client."""
+        try:
+            play = {"train": self.train, "evaluate": self.evaluate, "personalize": self.personalize}[job.kind]
+            return play(job)
+        except PfedlaError:
+            raise
+        except Exception as error:
+            text = f"client {job.client} failed in round {job.t}:\n{traceback.format_exc()}"
+            raise RunError(text) from error
+
+    def answer(self, job: Job) -> tuple[bool, Any]:
+        """Do a job; return True and its result, or False and what went wrong, to be told in another process."""
+        try:
+            return True, self.run(job)
+        except PfedlaError as error:
+            return False, str(error)
+
+    def train(self, job: Job) -> tuple[Kept, Payload]:
+        """Return what the client will keep once the server has taken its answer, and the answer, packed."""
+        own, upload = self.setting.algorithm.train(job.kept.own, unpack(job.sent), self._task(job))
+        for key in own.keys() | self._first.keys():
+            mine, first = own.get(key), self._first.get(key)
+            if mine is None or first is None or (mine.shape, mine.dtype) != (first.shape, first.dtype):
+                raise RunError(f"client {job.client} must keep what its method's enroll() returns; {key} differs")
+        return Kept(own, job.kept.rounds + 1), pack(upload)
+
+    def personalize(self, job: Job) -> Layers:
+        """Return the client's personalized model."""
+        return self.setting.algorithm.personalize(job.kept.own, unpack(job.sent), self._task(job))
+
+    def evaluate(self, job: Job) -> Evaluation:
+        """Score the personalized model, and the one after the client's latest training."""
+        test = [self.data[job.client].test]
+        scores = [score(self.model, self.personalize(job), test)]
+        if int(job.kept.rounds):
+            scores.append(score(self.model, job.kept.own, test))
+        else:
+            scores.append({metric: values * torch.nan for metric, values in scores[0].items()})
+        before, after = ({metric: float(values[0]) for metric, values in found.items()} for found in scores)
+        return Evaluation(before, after)
+
+    def _task(self, job: Job) -> Task:
+        setting, train = self.setting, self.data[job.client].train
+        return Task(self.model, [train], [job.client], setting.training, setting.seed, job.t)

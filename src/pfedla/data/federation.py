@@ -1,0 +1,170 @@
+"""Everybody's data: data sets that are split over clients, and data that clients bring themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from pfedla.data.datasets import DATASETS, load_dataset
+from pfedla.data.files import load_column, load_folder
+from pfedla.data.partition import Part, count_classes, partition
+from pfedla.data.splits import Column, Split
+from pfedla.errors import ConfigError, DataError, unknown_name
+from pfedla.settings import Count, Range, Settings
+from pfedla.training import ClientData, Samples
+
+__all__ = ["Client", "Data", "Federation", "federate", "own_data"]
+
+Array = Tensor | np.ndarray
+Client = tuple[Array, Array] | tuple[Array, Array, Array, Array]
+AtLeastTwo = Annotated[int, Range(least=2)]
+
+
+@dataclass(frozen=True)
+class Data(Settings):
+    """Which samples, and how many each client holds."""
+
+    section: ClassVar[str] = "data"
+    dataset: str = "fashion-mnist-10k"
+    folder: str | None = None  # own data: a folder with one .npz (x, y) per client, or one .npz (x, y, client)
+    clients: Count = 10
+    samples_per_client: AtLeastTwo = 200
+    test_samples_per_client: Count | None = None  # by default the rest of the samples, 1 - train_fraction of them
+    train_fraction: Annotated[float, Range(above=0, below=1)] = 0.7
+    fewest_samples: AtLeastTwo | None = None  # clients of unequal size, from this to samples_per_client
+    reuse: bool = False  # two clients may hold the same sample: for more clients than the data set serves
+
+    def __post_init__(self) -> None:
+        """Refuse a data set that there is not."""
+        super().__post_init__()
+        if self.dataset not in DATASETS:
+            raise unknown_name("data set", self.dataset, DATASETS)
+
+    @property
+    def name(self) -> str:
+        """What the data is called: the data set's name, or the folder's."""
+        return Path(self.folder).stem if self.folder else self.dataset
+
+
+class Federation(NamedTuple):
+    """Everybody's data: what a simulation is run on."""
+
+    data: dict[int, ClientData]
+    shape: tuple[int, ...]  # of one input
+    outputs: int  # that a model needs: one per class, or per value of a target
+    classes: tuple[str, ...]  # none if targets are no labels
+    counts: np.ndarray  # (clients, classes, 2): training and test samples
+    names: tuple[str, ...]  # of the clients
+    note: str = ""  # what the user should know about the data set
+
+
+def federate(
+    settings: Data,
+    split: Split,
+    seed: int,
+    *,
+    by_class: bool = True,
+    data_dir: str | None = None,
+    download: bool = False,
+    progress: Callable[[str, int, int | None], None] | None = None,
+) -> Federation:
+    """Load data and split it over the clients; `by_class` says that targets are labels of classes."""
+    if settings.folder:
+        path = Path(settings.folder)
+        files = load_column(path, labels=by_class) if path.is_file() else load_folder(path, labels=by_class)
+        clients: list[Client] = [
+            (f.x, f.y) if f.x_test is None or f.y_test is None else (f.x, f.y, f.x_test, f.y_test) for f in files
+        ]
+        return own_data(clients, [f.name for f in files], settings.train_fraction, seed, by_class=by_class)
+    if not by_class:
+        raise ConfigError(f"data.dataset = {settings.dataset!r} has labels of classes: use training.objective for them")
+    dataset = load_dataset(settings.dataset, Path(data_dir) if data_dir else None, download=download, progress=progress)
+    x, y, classes = dataset.x, dataset.y, dataset.classes
+    parts = partition(
+        y,
+        split,
+        clients=settings.clients,
+        samples_per_client=settings.samples_per_client,
+        test_samples_per_client=settings.test_samples_per_client,
+        train_fraction=settings.train_fraction,
+        fewest_samples=settings.fewest_samples,
+        reuse=settings.reuse,
+        seed=seed,
+    )
+    return Federation(
+        {i: ClientData(*(Samples(x[some], y[some]) for some in part)) for i, part in enumerate(parts)},
+        x.shape[1:],
+        len(classes),
+        classes,
+        count_classes([(y[part.train], y[part.test]) for part in parts], len(classes)),
+        tuple(f"client-{client:0{len(str(len(parts) - 1))}}" for client in range(len(parts))),
+        dataset.note,
+    )
+
+
+def own_data(
+    clients: Sequence[Client], names: Sequence[str], train_fraction: float, seed: int, *, by_class: bool = True
+) -> Federation:
+    """Check clients' own arrays and divide those that bring no test data."""
+    if not clients:
+        raise DataError("there are no clients: give a list of (x, y), one per client")
+    quartets: list[tuple[Array, Array, Array, Array]] = []
+    for name, client in zip(names, clients, strict=True):
+        if len(client) not in (2, 4):
+            raise DataError(f"{name} must be (x, y) or (x, y, x_test, y_test), not {len(client)} values")
+        x, y = client[0], client[1]
+        _check(name, x, y, by_class)
+        if len(client) == 4:
+            _check(name, client[2], client[3], by_class)
+            quartets.append(client)
+            continue
+        part = _divide(np.asarray(y) if by_class else np.zeros(len(y), np.int64), train_fraction, seed, name)
+        quartets.append((x[part.train], y[part.train], x[part.test], y[part.test]))
+    inputs, targets = ({tuple(part.shape[1:]) for q in quartets for part in q[first::2]} for first in (0, 1))
+    for what, shapes in (("inputs", inputs), ("targets", targets)):
+        if len(shapes) > 1:
+            raise DataError(f"all clients' {what} must have one shape, not {' and '.join(map(str, sorted(shapes)))}")
+    labels = [(np.asarray(q[1]), np.asarray(q[3])) for q in quartets] if by_class else []
+    classes = 1 + max((int(part.max()) for pair in labels for part in pair), default=-1)
+    return Federation(
+        {i: ClientData(Samples(q[0], q[1]), Samples(q[2], q[3])) for i, q in enumerate(quartets)},
+        inputs.pop(),
+        classes if by_class else int(np.prod(targets.pop(), dtype=np.int64)),
+        tuple(map(str, range(classes))),
+        count_classes(labels, classes) if by_class else np.zeros((len(quartets), 0, 2), np.int64),
+        tuple(names),
+    )
+
+
+def _divide(labels: np.ndarray, train_fraction: float, seed: int, name: str) -> Part:
+    try:
+        return partition(
+            labels,
+            Column(),
+            clients=1,
+            samples_per_client=None,
+            train_fraction=train_fraction,
+            seed=seed,
+            owner=np.zeros(len(labels), dtype=np.int64),
+        )[0]
+    except (DataError, ConfigError) as error:
+        raise DataError(f"{name}: {error}") from None
+
+
+def _check(name: str, x: Array, y: Array, by_class: bool) -> None:
+    targets = np.asarray(y)
+    if by_class and (targets.ndim != 1 or targets.dtype.kind not in "iu"):
+        raise DataError(f"{name}: labels must be whole numbers in one dimension, not {targets.dtype} {targets.shape}")
+    if len(x) != len(targets):
+        raise DataError(f"{name}: {len(x)} inputs but {len(targets)} {'labels' if by_class else 'targets'}")
+    if not len(targets):
+        raise DataError(f"{name} has no samples")
+    if by_class and targets.min() < 0:
+        raise DataError(f"{name}: label {targets.min()} is negative: labels are numbered from 0")
+    if targets.dtype.kind == "f" and not np.isfinite(targets).all():
+        raise DataError(f"{name}: targets must be finite")

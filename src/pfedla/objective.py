@@ -1,0 +1,240 @@
+"""What is trained for: the loss of a batch, the metrics, and which of them is the headline.
+
+Nothing else in the library knows of cross-entropy or accuracy. An objective compares a model's outputs with the
+clients' targets. Metrics are ratios of sums, so that they are exact over batches: correct answers over answers, say.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn import functional
+
+from pfedla.errors import ModelError
+
+__all__ = ["OBJECTIVES", "Binary", "Classification", "Custom", "MultiLabel", "Objective", "PerPosition", "Regression"]
+
+Ratios = dict[str, tuple[Tensor | float, Tensor | float]]  # {metric: (sum, what it is divided by)}
+
+
+class Objective(ABC):
+    """How a batch's loss is computed, what is measured, and which metric is the headline.
+
+    `loss` is always measured; `percent` metrics are fractions that tables show as percentages.
+    """
+
+    headline: str = "loss"
+    higher_is_better: bool = False
+    percent: bool = False
+    by_class: bool = False  # targets are labels of classes, one per sample, which can be counted
+
+    @abstractmethod
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean loss of a batch, to be differentiated."""
+
+    @abstractmethod
+    def measure(self, outputs: Tensor, targets: Tensor) -> Ratios:
+        """Return each metric of a batch as a sum and what it is divided by, the headline first; `loss` among them."""
+
+    def finish(self, means: dict[str, float]) -> dict[str, float]:
+        """Return the metrics that the ratios over all batches stand for."""
+        return means
+
+    def check(self, outputs: Tensor, targets: Tensor) -> None:
+        """Refuse outputs, of a small batch, that do not go with all of a client's targets."""
+        try:
+            loss = self.loss(outputs, targets[: len(outputs)])
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            raise ModelError(f"{self.name} cannot compare {_shapes(outputs, targets)}: {error}") from error
+        if loss.dim():
+            raise ModelError(f"the loss of a batch must be one value, not a tensor of shape {tuple(loss.shape)}")
+
+    @property
+    def name(self) -> str:
+        """Its name in configuration, or its class's."""
+        return next((name for name, kind in OBJECTIVES.items() if kind is type(self)), type(self).__name__)
+
+
+@dataclass(frozen=True)
+class Classification(Objective):
+    """One of several classes: logits `(batch, classes)`, labels `(batch,)` from 0. Cross-entropy; accuracy."""
+
+    headline = "accuracy"
+    higher_is_better = True
+    percent = True
+    by_class = True
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the cross-entropy."""
+        return functional.cross_entropy(outputs, targets)
+
+    def measure(self, outputs: Tensor, targets: Tensor) -> Ratios:
+        """Count right answers, and add up cross-entropies."""
+        total = functional.cross_entropy(outputs, targets, reduction="sum")
+        return {"accuracy": ((outputs.argmax(1) == targets).sum(), len(targets)), "loss": (total, len(targets))}
+
+    def check(self, outputs: Tensor, targets: Tensor) -> None:
+        """Refuse what is no row of logits per label, and labels without an output."""
+        if outputs.dim() != 2:
+            shape = tuple(outputs.shape)
+            raise ModelError(f"the model must return logits of shape (batch, classes), not a tensor of shape {shape}")
+        if targets.dim() != 1 or targets.is_floating_point():
+            raise ModelError(f"labels must be whole numbers in one dimension, not {targets.dtype} {targets.dim()}-d")
+        if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < outputs.shape[1]:
+            raise ModelError(
+                f"labels go from {int(targets.min())} to {int(targets.max())}, but the model has {outputs.shape[1]} "
+                "outputs: labels must be numbered from 0"
+            )
+
+
+@dataclass(frozen=True)
+class Regression(Objective):
+    """Numbers: outputs and targets of one shape. Squared error; root mean squared error, mean absolute error."""
+
+    headline = "rmse"
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean squared error."""
+        return functional.mse_loss(outputs, _alike(targets, outputs))
+
+    def measure(self, outputs: Tensor, targets: Tensor) -> Ratios:
+        """Add up squared and absolute errors."""
+        error = outputs - _alike(targets, outputs)
+        squares, count = error.square().sum(), error.numel()
+        return {"rmse": (squares, count), "mae": (error.abs().sum(), count), "loss": (squares, count)}
+
+    def finish(self, means: dict[str, float]) -> dict[str, float]:
+        """Take the root of the mean squared error."""
+        return means | {"rmse": math.sqrt(means["rmse"])}
+
+
+@dataclass(frozen=True)
+class Binary(Objective):
+    """Yes or no: one logit per sample, targets 0 or 1. Binary cross-entropy; accuracy at even odds."""
+
+    headline = "accuracy"
+    higher_is_better = True
+    percent = True
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean binary cross-entropy."""
+        return functional.binary_cross_entropy_with_logits(outputs, _alike(targets, outputs))
+
+    def measure(self, outputs: Tensor, targets: Tensor) -> Ratios:
+        """Count right answers, and add up cross-entropies."""
+        targets = _alike(targets, outputs)
+        total = functional.binary_cross_entropy_with_logits(outputs, targets, reduction="sum")
+        right = ((outputs > 0) == (targets > 0.5)).sum()
+        return {"accuracy": (right, targets.numel()), "loss": (total, targets.numel())}
+
+    def check(self, outputs: Tensor, targets: Tensor) -> None:
+        """Refuse targets that are neither 0 nor 1."""
+        super().check(outputs, targets)
+        if not ((targets == 0) | (targets == 1)).all():
+            raise ModelError(f"targets must be 0 or 1, not from {targets.min():g} to {targets.max():g}")
+
+
+@dataclass(frozen=True)
+class MultiLabel(Binary):
+    """Any of several labels: a logit and a 0 or 1 each, `(batch, labels)`. Binary cross-entropy; micro-averaged F1.
+
+    F1 = 2 TP / (2 TP + FP + FN) has no value where nothing is labelled and nothing predicted.
+    """
+
+    headline = "f1"
+
+    def measure(self, outputs: Tensor, targets: Tensor) -> Ratios:
+        """Count what F1 and the accuracy of single labels are made of."""
+        predicted, actual = outputs > 0, _alike(targets, outputs) > 0.5
+        found = 2 * (predicted & actual).sum()
+        return {"f1": (found, predicted.sum() + actual.sum()), **super().measure(outputs, targets)}
+
+
+@dataclass(frozen=True)
+class PerPosition(Objective):
+    """A class at every position of a sequence or an image: logits `(batch, classes, ...)`, labels `(batch, ...)`.
+
+    Cross-entropy and accuracy over all positions but those labelled `ignore`.
+    """
+
+    ignore: int = -100
+    headline = "accuracy"
+    higher_is_better = True
+    percent = True
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean cross-entropy of the positions that count."""
+        return functional.cross_entropy(outputs, targets, ignore_index=self.ignore)
+
+    def measure(self, outputs: Tensor, targets: Tensor) -> Ratios:
+        """Count right positions, and add up cross-entropies."""
+        total = functional.cross_entropy(outputs, targets, ignore_index=self.ignore, reduction="sum")
+        counts = targets != self.ignore
+        right = ((outputs.argmax(1) == targets) & counts).sum()
+        return {"accuracy": (right, counts.sum()), "loss": (total, counts.sum())}
+
+    def check(self, outputs: Tensor, targets: Tensor) -> None:
+        """Refuse other shapes, and labels without an output."""
+        if outputs.dim() < 3 or outputs.shape[2:] != targets.shape[1:]:
+            raise ModelError(
+                f"the model must return logits of shape (batch, classes, positions...): {_shapes(outputs, targets)}"
+            )
+        counted = targets[targets != self.ignore]
+        if len(counted) and not 0 <= int(counted.min()) <= int(counted.max()) < outputs.shape[1]:
+            low, high = int(counted.min()), int(counted.max())
+            raise ModelError(f"labels go from {low} to {high}, but the model has {outputs.shape[1]} classes")
+
+
+@dataclass(frozen=True)
+class Custom(Objective):
+    """Any pair of functions of outputs and targets that return a batch's mean: a loss, and a metric to go by.
+
+    ::
+
+        Custom(functional.l1_loss, r_squared, "r2", higher_is_better=True)
+    """
+
+    loss_function: Callable[[Tensor, Tensor], Tensor]
+    metric: Callable[[Tensor, Tensor], Tensor | float] | None = None  # the loss itself if there is none
+    headline: str = "loss"
+    higher_is_better: bool = False
+    percent: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a metric without a name."""
+        if (self.metric is None) != (self.headline == "loss"):
+            raise ModelError(f"a metric needs a name other than 'loss', and a name a metric: {self.headline!r}")
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return what the loss function says."""
+        return self.loss_function(outputs, targets)
+
+    def measure(self, outputs: Tensor, targets: Tensor) -> Ratios:
+        """Weigh the batch's means by its samples."""
+        n = len(targets)
+        found: Ratios = {} if self.metric is None else {self.headline: (self.metric(outputs, targets) * n, n)}
+        return found | {"loss": (self.loss(outputs, targets) * n, n)}
+
+
+OBJECTIVES: dict[str, type[Objective]] = {
+    "classification": Classification,
+    "regression": Regression,
+    "binary": Binary,
+    "multi-label": MultiLabel,
+    "per-position": PerPosition,
+}
+
+
+def _alike(targets: Tensor, outputs: Tensor) -> Tensor:
+    """Return targets in the outputs' type and shape: `(batch,)` goes with `(batch, 1)`, and never by broadcasting."""
+    if len(targets) != len(outputs) or targets.numel() != outputs.numel():
+        raise ValueError(f"there must be as many of one as of the other: {_shapes(outputs, targets)}")
+    return targets.to(outputs.dtype).view_as(outputs)
+
+
+def _shapes(outputs: Tensor, targets: Tensor) -> str:
+    return f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}"

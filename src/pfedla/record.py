@@ -1,0 +1,387 @@
+"""What a run leaves on disk, with one writer and one reader; and a run's result.
+
+======================  ==========================================================================
+config.toml             the complete configuration; `pfedla run config.toml` repeats the run
+run.json                what else is known from the start: data, clients' names, objective, version
+metrics.jsonl           a line for each evaluated round
+summary.json            the final figures; a folder with it is complete
+ledger.npz              bytes by round, client, layer and direction
+diagnostics.npz         the method's diagnostics over the rounds: `round`, `layers` and, of pFedLA,
+                        `alpha (rounds, clients, layers, clients)`; with candidates `alpha` has their
+                        columns, and `candidates (rounds, clients, columns)` says whose they are
+models/                 every client's personalized model, by number, as safetensors
+checkpoint.safetensors  while the run is not complete: where it is resumed
+error.txt               why the run failed
+======================  ==========================================================================
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from pfedla import tensorfile, tree
+from pfedla.errors import ConfigError, RunError, unknown_name
+from pfedla.layers import Layers, LayerSpec
+from pfedla.ledger import Ledger
+
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # not on Windows: there is no lock, and no run is seen to be under way
+    fcntl = None
+
+__all__ = ["Result", "RunRecord", "Snapshot"]
+
+CONFIG, FACTS, METRICS, SUMMARY = "config.toml", "run.json", "metrics.jsonl", "summary.json"
+LEDGER, DIAGNOSTICS, CHECKPOINT, ERROR = "ledger.npz", "diagnostics.npz", "checkpoint.safetensors", "error.txt"
+MODELS, PICTURES = "models", ("weights.png",)
+
+State = Literal["running", "done", "failed", "resumable"]
+
+
+class Snapshot(NamedTuple):
+    """A run after round `t`: all that is needed to resume it."""
+
+    t: int
+    state: Any
+    clients: Any
+    ledger: Ledger
+    history: list[dict[str, Any]]
+    diagnostics: dict[int, dict[str, np.ndarray]]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run measured, and the personalized models. `pfedla.run` returns it, and `pfedla.load` reads it."""
+
+    summary: dict[str, Any]
+    history: list[dict[str, Any]]  # one record for each evaluated round
+    diagnostics: dict[str, np.ndarray]  # of the method, over the rounds of `diagnostics["round"]`
+    ledger: Ledger
+    names: tuple[str, ...]  # of the clients
+    template: nn.Module | None  # None if it was read without its model
+    spec: LayerSpec | None
+    models: Callable[[], Layers]
+
+    @cached_property
+    def personalized(self) -> Layers:
+        """All personalized models, `{entry: (clients, values)}`; empty if they were not kept."""
+        return self.models()
+
+    @cached_property
+    def alpha(self) -> np.ndarray | None:
+        """The aggregation weights, `(rounds, clients, layers, clients)`; None for methods without."""
+        return self._weights(slice(None))
+
+    @property
+    def final_alpha(self) -> np.ndarray | None:
+        """The aggregation weights at the end, `(clients, layers, clients)`; None for methods without."""
+        return self._weights(-1)
+
+    def _weights(self, index: int | slice) -> np.ndarray | None:
+        """Return the weights of some records; those on candidates spread over everybody, 0 elsewhere."""
+        if "alpha" not in self.diagnostics:
+            return None
+        alpha: np.ndarray = self.diagnostics["alpha"][index]
+        if "candidates" not in self.diagnostics:
+            return alpha
+        candidates = self.diagnostics["candidates"][index]
+        everybody = np.zeros((*alpha.shape[:-1], alpha.shape[-3]), alpha.dtype)
+        np.put_along_axis(everybody, np.broadcast_to(candidates[..., :, None, :], alpha.shape), alpha, axis=-1)
+        return everybody
+
+    def model(self, client: int | str) -> nn.Module:
+        """Return a client's personalized model, by number or name: a torch module in evaluation mode, ready to use."""
+        if isinstance(client, str):
+            if client not in self.names:
+                raise unknown_name("client", client, self.names)
+            client = self.names.index(client)
+        if not 0 <= client < len(self.names):
+            raise ConfigError(f"there is no client {client}: clients are numbered from 0 to {len(self.names) - 1}")
+        if self.template is None or self.spec is None:
+            raise ConfigError("this run's model came from Python: name it, pfedla.load(path, model=...)")
+        if not self.personalized:
+            raise ConfigError("the models were not kept: set machine.keep_models to true")
+        return self.spec.build(self.template, self.personalized, client)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return every client's metrics in every evaluated round as plain rows, for a data frame."""
+        return [
+            {"round": record["round"], "client": name, **{key: x[i] for key, x in record["clients"].items()}}
+            for record in self.history
+            for i, name in enumerate(self.names)
+        ]
+
+    def to_frame(self) -> Any:
+        """Return `rows` as a pandas data frame; pandas must be installed."""
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError as error:
+            raise ConfigError("a data frame needs pandas: install it, or use result.rows()") from error
+        return pandas.DataFrame(self.rows())
+
+
+class RunRecord:
+    """A folder that holds one run: the one place that writes and reads it.
+
+    A process that writes holds a lock on the folder, which ends with the process.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self._lock: int | None = None
+
+    # ---- to write
+
+    @classmethod
+    def create(cls, path: Path | str, config: str, facts: dict[str, Any], *, overwrite: bool = False) -> RunRecord:
+        """Make a new run's folder; one that holds a run already is refused unless `overwrite` is set."""
+        record = cls(path)
+        path = record.path
+        if path.exists() and not path.is_dir():
+            raise RunError(f"{path} is a file: choose another folder (out)")
+        if record.exists:
+            if not overwrite:
+                kind, go_on = ("a complete", "") if record.complete else ("an unfinished", ", resume it")
+                raise RunError(f"{path} already holds {kind} run: choose another folder (out){go_on}, or overwrite it")
+        elif path.is_dir() and any(path.iterdir()):
+            raise RunError(f"{path} is not empty and holds no run: choose another folder (out)")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            record._hold()
+            record._clear()
+            _write(path / FACTS, json.dumps(facts, indent=2) + "\n")
+            _write(path / CONFIG, config)
+        except OSError as error:
+            raise RunError(f"cannot write to {path}: {error.strerror}") from None
+        return record
+
+    @classmethod
+    def unfinished(cls, path: Path | str) -> RunRecord:
+        """Return the record of an unfinished run, to be read."""
+        record = cls(path)
+        if not record.exists:
+            raise RunError(f"{record.path} holds no run to resume: it has no {CONFIG}")
+        if record.complete:
+            raise RunError(f"the run in {record.path} is complete: there is nothing to resume")
+        return record
+
+    @classmethod
+    def resume(cls, path: Path | str) -> RunRecord:
+        """Open the folder of an unfinished run, to go on writing."""
+        record = cls.unfinished(path)
+        record._hold()
+        (record.path / ERROR).unlink(missing_ok=True)
+        return record
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Add a line to the metrics."""
+        with (self.path / METRICS).open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def checkpoint(self, snapshot: Snapshot) -> None:
+        """Save where the run stands; a reader sees the old file or the new one, never half of it."""
+        ledger = {key: torch.from_numpy(x) for key, x in snapshot.ledger.arrays().items() if key != "layers"}
+        diagnostics = {
+            str(t): {name: torch.from_numpy(value) for name, value in record.items()}
+            for t, record in snapshot.diagnostics.items()
+        }
+        value = {"state": snapshot.state, "clients": snapshot.clients, "ledger": ledger, "diagnostics": diagnostics}
+        facts = {"t": snapshot.t, "seconds": snapshot.seconds, "layers": list(snapshot.ledger.layers)}
+        path = self.path / CHECKPOINT
+        part = path.with_name(path.name + ".part")
+        try:
+            with part.open("wb") as file:
+                tensorfile.write(file, tree.flatten(value), {"facts": json.dumps(facts)})
+        except OSError as error:
+            raise RunError(f"cannot write {path}: {error.strerror}") from None
+        part.replace(path)
+
+    def restore(self, state: Any, clients: Any) -> Snapshot | None:
+        """Return the checkpoint, shaped as the given state, or None if there is none; later metrics are cut."""
+        path = self.path / CHECKPOINT
+        if not path.exists():
+            (self.path / METRICS).unlink(missing_ok=True)
+            return None
+        try:
+            tensors = load_file(path)
+            with safe_open(path, "pt") as file:
+                facts = json.loads(file.metadata()["facts"])
+        except (SafetensorError, OSError) as error:
+            raise RunError(f"cannot read {path}: {error}") from error
+        diagnostics: dict[int, dict[str, np.ndarray]] = {}
+        for key, tensor in tensors.items():
+            if key.startswith("diagnostics/"):
+                _, t, name = key.split("/", 2)
+                diagnostics.setdefault(int(t), {})[name] = tensor.numpy()
+        ledger = {k.removeprefix("ledger/"): x.numpy() for k, x in tensors.items() if k.startswith("ledger/")}
+        history = [record for record in self.history() if record["round"] <= facts["t"]]
+        _write(self.path / METRICS, "".join(json.dumps(record) + "\n" for record in history))
+        return Snapshot(
+            t=facts["t"],
+            state=tree.restore(state, tensors, "state"),
+            clients=tree.restore(clients, tensors, "clients"),
+            ledger=Ledger.of({**ledger, "layers": np.array(facts["layers"])}),
+            history=history,
+            diagnostics=dict(sorted(diagnostics.items())),
+            seconds=facts["seconds"],
+        )
+
+    def finish(self, result: Result) -> None:
+        """Write the results; the summary comes last, so that a folder with it is complete."""
+        np.savez_compressed(self.path / LEDGER, **result.ledger.arrays())  # type: ignore[arg-type]
+        if result.diagnostics:
+            layers = np.array(result.ledger.layers, dtype=np.str_)
+            np.savez_compressed(self.path / DIAGNOSTICS, layers=layers, **result.diagnostics)  # type: ignore[arg-type]
+        (self.path / MODELS).mkdir(exist_ok=True)
+        for client in range(len(result.names)) if result.personalized else ():
+            contiguous = {key: tensor.contiguous() for key, tensor in result.model(client).state_dict().items()}
+            save_file(contiguous, self._model(client))
+        _write(self.path / SUMMARY, json.dumps(result.summary, indent=2) + "\n")
+        (self.path / CHECKPOINT).unlink(missing_ok=True)
+        self.release()
+
+    def fail(self, error: BaseException) -> None:
+        """Note why the run ended, if it is not because somebody stopped it."""
+        if not isinstance(error, KeyboardInterrupt):
+            with suppress(OSError):
+                _write(self.path / ERROR, f"{str(error) or type(error).__name__}\n")
+        self.release()
+
+    def release(self) -> None:
+        """Let other processes write."""
+        if self._lock is not None:
+            os.close(self._lock)
+        self._lock = None
+
+    def picture(self, name: str) -> Path:
+        """Return where a picture of the run is drawn."""
+        assert name in PICTURES
+        return self.path / name
+
+    # ---- to read
+
+    @property
+    def exists(self) -> bool:
+        """Whether a run was started here."""
+        return (self.path / CONFIG).exists()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the run here reached its end."""
+        return (self.path / SUMMARY).exists()
+
+    @property
+    def state(self) -> State:
+        """How the run stands: under way in some process, done, failed, or stopped and resumable."""
+        if self.complete:
+            return "done"
+        if not self._take_lock(peek=True):
+            return "running"
+        return "failed" if (self.path / ERROR).exists() else "resumable"
+
+    @property
+    def config(self) -> Path:
+        """The configuration file."""
+        return self.path / CONFIG
+
+    def facts(self) -> dict[str, Any]:
+        """Return what was known from the start beside the configuration; nothing for runs of older versions."""
+        return self._json(FACTS) if (self.path / FACTS).exists() else {}
+
+    def summary(self) -> dict[str, Any]:
+        """Return the final figures of a complete run."""
+        return self._json(SUMMARY)
+
+    def history(self) -> list[dict[str, Any]]:
+        """Return the metrics of all evaluated rounds; a last line that was cut off in the middle is left out."""
+        path = self.path / METRICS
+        records = []
+        for line in path.read_text().splitlines() if path.exists() else ():
+            with suppress(json.JSONDecodeError):
+                records.append(json.loads(line))
+        return records
+
+    def ledger(self) -> Ledger:
+        """Return the bytes that crossed the wire."""
+        return Ledger.of(self._arrays(LEDGER))
+
+    def diagnostics(self) -> dict[str, np.ndarray]:
+        """Return the method's diagnostics over the rounds, and the layers' names; empty if it has none."""
+        return self._arrays(DIAGNOSTICS) if (self.path / DIAGNOSTICS).exists() else {}
+
+    def models(self, template: nn.Module, spec: LayerSpec) -> Layers:
+        """Return all personalized models that were kept, `{entry: (clients, values)}`."""
+        rows: list[Layers] = []
+        while (path := self._model(len(rows))).exists():
+            template.load_state_dict(load_file(path))
+            rows.append(spec.read(template))
+        return {key: torch.cat([row[key] for row in rows]) for key in rows[0]} if rows else {}
+
+    def _model(self, client: int) -> Path:
+        return self.path / MODELS / f"{client}.safetensors"
+
+    def _json(self, name: str) -> dict[str, Any]:
+        try:
+            value: dict[str, Any] = json.loads((self.path / name).read_text())
+        except (OSError, ValueError) as error:
+            raise RunError(f"cannot read {self.path / name}: {error}") from error
+        return value
+
+    def _arrays(self, name: str) -> dict[str, np.ndarray]:
+        try:
+            with np.load(self.path / name) as file:
+                return dict(file)
+        except (OSError, ValueError) as error:
+            raise RunError(f"cannot read {self.path / name}: {error}") from error
+
+    # ---- both
+
+    def _hold(self) -> None:
+        """Take the lock, or say that somebody else has it."""
+        if not self._take_lock():
+            raise RunError(f"another process is writing to {self.path}")
+
+    def _take_lock(self, *, peek: bool = False) -> bool:
+        """Return whether the lock could be had; keep it unless it was only a peek."""
+        if fcntl is None or not self.path.is_dir() or (self._lock is not None and not peek):
+            return True
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(handle)
+            return False
+        if peek:
+            os.close(handle)
+        else:
+            self._lock = handle
+        return True
+
+    def _clear(self) -> None:
+        for name in (CONFIG, FACTS, METRICS, SUMMARY, LEDGER, DIAGNOSTICS, CHECKPOINT, ERROR, *PICTURES):
+            (self.path / name).unlink(missing_ok=True)
+        shutil.rmtree(self.path / MODELS, ignore_errors=True)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(text)
+    part.replace(path)
