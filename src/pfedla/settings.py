@@ -15,7 +15,7 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -66,7 +66,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Check every field, and bring whole numbers and lists into the type that is asked for."""
-        hints = _hints(type(self))
+        hints = _hints(type(self))  # type: ignore[arg-type]  # a class is hashable, whatever its instances are
         for name in names_of(self):
             value = _fit(getattr(self, name), hints[name], f"{self.section}.{name}")
             object.__setattr__(self, name, value)
@@ -88,7 +88,7 @@ def build(kind: type[T], table: Mapping[str, Any]) -> T:
 
 
 @cache
-def _hints(kind: Any) -> dict[str, Any]:
+def _hints(kind: Callable[..., Settings]) -> dict[str, Any]:
     return typing.get_type_hints(kind, include_extras=True)
 
 

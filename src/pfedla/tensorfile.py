@@ -46,5 +46,5 @@ def write(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, 
 
 
 def _wide_first(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Sort by the size of a value, so that all are aligned."""
-    return dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
+    """Sort by the size of a value, so that all are aligned, and by name."""
+    return dict(sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])))
