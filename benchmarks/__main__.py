@@ -15,7 +15,7 @@ import torch
 
 from benchmarks import checkpoint, cluster, evaluation, memory, peers, server, startup, tables, training, tricks
 from benchmarks.measuring import Bystanders, Row
-from pfedla.fleet import available_workers
+from pfedla.pool import available_cores
 
 BENCHMARKS: dict[str, Callable[[bool], list[Row]]] = {
     "training": training.measure,
@@ -58,7 +58,7 @@ def machine() -> dict[str, Any]:
         "commit": commit(),
         "torch": str(torch.__version__),
         "python": platform.python_version(),
-        "cores": available_workers(),
+        "cores": available_cores(),
         "threads": torch.get_num_threads(),
     }
 

@@ -1,7 +1,7 @@
 """Writing and reading the server's whole state, against writing and reading as many plain bytes.
 
 pFedLA's state for LeNet with batch norm: models, hypernetworks and Adam's moments. Neither waits for the disk
-(no fsync), both go to a temporary folder. Reading maps a file from the system's cache and adds up all its numbers.
+(no fsync), both go to a temporary folder. Reading maps a file from the system's cache and adds up all its values.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 
 from benchmarks.measuring import Row, in_turns
 from benchmarks.server import lenet, state_for
-from pfedla.checkpoint import load_tensors, restore, save_tensors, tensors_of
+from pfedla import tensorfile
+from pfedla.tree import flatten, restore
 
 __all__ = ["measure"]
 
@@ -26,20 +28,24 @@ def measure(quick: bool) -> list[Row]:
 
 def _measure(n: int, repeats: int) -> Row:
     _, state = state_for(lenet(), n)
-    size = sum(tensor.nbytes for _, tensor in tensors_of(state))
+    size = sum(tensor.nbytes for tensor in flatten(state).values())
     plain = np.ones(size, dtype=np.uint8)
     with tempfile.TemporaryDirectory() as folder:
         ours, theirs = Path(folder, "state.safetensors"), Path(folder, "plain")
 
         def read() -> float:
-            return sum(float(tensor.sum()) for _, tensor in tensors_of(restore(state, load_tensors(ours))))
+            return sum(float(tensor.sum()) for tensor in flatten(restore(state, load_file(ours))).values())
+
+        def write() -> None:
+            with ours.open("wb") as file:
+                tensorfile.write(file, flatten(state))
 
         def read_plain() -> float:
             return float(torch.from_file(str(theirs), size=size // 4).sum())
 
         took = in_turns(
             {
-                "write": lambda: save_tensors(ours, state),
+                "write": write,
                 "plain write": lambda: plain.tofile(theirs),
                 "read": read,
                 "plain read": read_plain,

@@ -14,7 +14,7 @@ from benchmarks.federation import Federation
 from benchmarks.measuring import Row, fresh, in_turns
 from benchmarks.work import Work
 from pfedla import PFedLA
-from pfedla.fleet import available_workers
+from pfedla.pool import available_cores
 
 __all__ = ["measure"]
 
@@ -28,13 +28,14 @@ def measure(quick: bool) -> list[Row]:
 
 def compare(task: Work, repeats: int) -> Row:
     """Return the seconds a round of both, and their ratio."""
-    from pfedla.ray import RayFleet  # an extra
+    from pfedla.ray import ray_pool  # an extra
 
-    workers = available_workers()
+    workers = available_cores()
     processes = Federation(task, PFedLA(), workers)  # first: a process that runs Ray's threads is not to be forked
-    ray = Federation(task, PFedLA(), workers, fleet=RayFleet)
+    ray = Federation(task, PFedLA(), workers, pool=ray_pool)
     took = in_turns({"processes": processes.round, "ray": ray.round}, repeats)
-    assert all(torch.equal(rows, ray.fleet.own[key]) for key, rows in processes.fleet.own.items())
+    ours, theirs = processes.fleet.kept.own, ray.fleet.kept.own
+    assert all(torch.equal(rows, theirs[key]) for key, rows in ours.items())
     ray.close()
     processes.close()
     return {

@@ -17,7 +17,7 @@ from benchmarks.measuring import Row, fresh
 from benchmarks.work import Work
 from pfedla import FedAvg, PFedLA
 from pfedla.algorithm import Algorithm
-from pfedla.checkpoint import tensors_of
+from pfedla.tree import flatten
 
 __all__ = ["measure"]
 
@@ -53,8 +53,8 @@ def _simulation(algorithm: Algorithm[Any], n: int) -> dict[str, int]:
     processes = ["self", *(str(child.pid) for child in multiprocessing.active_children())]
     measured = {
         "measured": sum(_proportional(process) for process in processes),
-        "state": sum(tensor.nbytes for _, tensor in tensors_of(federation.server.state)),
-        "own": sum(tensor.nbytes for _, tensor in tensors_of(federation.fleet.state())),
+        "state": sum(tensor.nbytes for tensor in flatten(federation.server.state).values()),
+        "own": sum(tensor.nbytes for tensor in flatten(federation.fleet.snapshot()).values()),
         "images": sum(work.arrays(client)[0].nbytes for client in range(n)),
     }
     federation.close()

@@ -24,7 +24,7 @@ from benchmarks.measuring import Row, in_turns
 from benchmarks.turns import DONE, GO
 from benchmarks.work import BareLoop, Work
 from pfedla import FedAvg, PFedLA
-from pfedla.fleet import available_workers
+from pfedla.pool import available_cores
 
 __all__ = ["measure"]
 
@@ -49,7 +49,7 @@ def measure(quick: bool) -> list[Row]:
 
 def compare(task: Work, repeats: int) -> dict[str, float]:
     """Return everyone's median seconds a round."""
-    workers = available_workers()
+    workers = available_cores()
     contestants: dict[str, BareLoop | Federation | Peer] = {
         "bare loop": BareLoop(task, partial(work.LeNet, task.shape, task.classes, task.batch_norm), workers),
         "pfedla, FedAvg": Federation(task, FedAvg(), workers),

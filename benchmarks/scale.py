@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,15 @@ mpl.use("agg")
 from matplotlib import pyplot as plt
 
 from benchmarks.measuring import fresh
-from pfedla.checkpoint import tensors_of
 from pfedla.config import Experiment, Tables
-from pfedla.experiment import federate, prepare
+from pfedla.experiment import federation_of, prepare
 from pfedla.fleet import SimulatedFleet
 from pfedla.ledger import Ledger
+from pfedla.pool import local_pool
 from pfedla.randomness import stream
 from pfedla.rounds import Server, evaluate, participants, run_round
 from pfedla.storage import mapped
+from pfedla.tree import flatten
 
 ROOT = Path(__file__).parent.parent
 FOUND, FIGURE = ROOT / "results" / "scale.json", ROOT / "docs" / "images" / "scale.png"
@@ -61,20 +62,23 @@ def main() -> None:
 
 def measure(n: int, how: str, rounds: int, data_dir: str, dataset: str = "fashion-mnist") -> dict[str, Any]:
     """Return what `n` clients take."""
-    data = {"clients": n, "data_dir": data_dir, "dataset": dataset}
-    run = {"participants": min(n, 100)}
-    changes: Tables = {"data": data, "algorithm": {"peers": 20 if how == FEW else 0}, "run": run}
+    changes: Tables = {
+        "data": {"clients": n, "dataset": dataset},
+        "algorithm": {"name": "pfedla-peers" if how == FEW else "pfedla"},
+        "schedule": {"participants": min(n, 100)},
+        "machine": {"data_dir": data_dir} if data_dir else {},
+    }
     experiment = Experiment.load(ROOT / "experiments" / "crowd.toml", changes)
     started = time.perf_counter()
-    federation = federate(experiment)
+    federation = federation_of(experiment)
     setting = prepare(experiment, federation)
-    algorithm, seed, count = setting.algorithm, experiment.run.seed, experiment.run.participants
+    algorithm, schedule, count = setting.algorithm, experiment.schedule, min(n, 100)
     with watched() as peak, tempfile.TemporaryDirectory() as directory:
         with mapped(Path(directory) if how == FEW else None):
-            fleet = SimulatedFleet(setting, federation.train, federation.test)
-            state = algorithm.init(setting.spec.read(setting.template), n, stream(seed, "init"))
+            fleet = SimulatedFleet(setting, federation.data, local_pool(setting, federation.data))
+            state = algorithm.init(setting.spec.read(setting.template), n, stream(schedule.seed, "init"))
         ready = time.perf_counter() - started
-        server, ledger = Server(state), Ledger(setting.spec.names)
+        server = Server(state, Ledger(setting.spec.names))
         took, training, accuracy, evaluations = list[float](), list[float](), dict[int, float](), list[float]()
         clients_train = fleet.train
 
@@ -84,19 +88,23 @@ def measure(n: int, how: str, rounds: int, data_dir: str, dataset: str = "fashio
             training.append(time.perf_counter() - start)
             return answer
 
-        fleet.train = train  # type: ignore[method-assign,assignment]
-        with fleet:
+        fleet.train = train  # type: ignore[method-assign]
+        with closing(fleet):
             for t in range(rounds + 1):
                 if t % (rounds // EVALUATIONS.get(n, 5) or 1) == 0:
                     start = time.perf_counter()
                     scores = evaluate(algorithm, server.state, fleet, n, t)
                     evaluations.append(time.perf_counter() - start)
-                    accuracy[t] = round(float(scores.personalized.accuracy.mean()), 4)
+                    accuracy[t] = round(float(scores.personalized["accuracy"].mean()), 4)
                 if t < rounds:
                     start = time.perf_counter()
-                    run_round(algorithm, server, fleet, ledger, participants(seed, t + 1, n, count))
+                    run_round(algorithm, server, fleet, participants(schedule, t + 1, n))
                     took.append(time.perf_counter() - start)
-    passes = statistics.mean(len(samples) for samples in federation.train) * count * experiment.training.local_epochs
+    passes = (
+        statistics.mean(len(samples.train) for samples in federation.data.values())
+        * count
+        * experiment.training.local_epochs
+    )
     return {
         "clients": n,
         "how": how,
@@ -109,8 +117,8 @@ def measure(n: int, how: str, rounds: int, data_dir: str, dataset: str = "fashio
         "evaluation_of_everybody_s": round(statistics.median(evaluations), 1),
         "peak_memory_gb": round(peak["Pss"] / 1e9, 2),
         "peak_memory_without_files_gb": round(peak["Pss_Anon"] / 1e9, 2),
-        "state_gb": round(sum(x.nbytes for _, x in tensors_of(server.state)) / 1e9, 2),
-        "own_gb": round(sum(x.nbytes for x in fleet.own.values()) / 1e9, 2),
+        "state_gb": round(sum(x.nbytes for x in flatten(server.state).values()) / 1e9, 2),
+        "own_gb": round(sum(x.nbytes for x in fleet.kept.own.values()) / 1e9, 2),
         "accuracy": accuracy,
         "rounds_s": [round(seconds, 3) for seconds in took],
     }

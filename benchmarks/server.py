@@ -41,7 +41,6 @@ from pfedla.layers import LayerSpec
 from pfedla.models import LeNet
 from pfedla.randomness import stream
 from pfedla.wire import Payload
-from pfedla.workers import keep_freed_memory
 
 __all__ = ["lenet", "measure", "resnet", "state_for"]
 
@@ -105,7 +104,6 @@ def timed(module: Any, names: dict[str, str]) -> Iterator[dict[str, float]]:
 
 
 def _measure(make: Callable[[], nn.Module], n: int, repeats: int, square: int, copied: int) -> Row:
-    keep_freed_memory()  # as in a run
     rates = [(matmul_rate(square), copy_bandwidth(copied))]
     model = make()
     algorithm, state = state_for(model, n)
@@ -169,7 +167,7 @@ def limits(algorithm: PFedLA, spec: LayerSpec, n: int, count: int, flops: float,
 def _upload(got: Payload) -> Payload:
     """Return a small change of everything, as clients would send it."""
     layers = {key: torch.randn(rows.shape, generator=stream(0, key)) * 1e-3 for key, rows in got.layers.items()}
-    return Payload.of(layers, torch.ones_like(got.sent), got.names, torch.full((len(got.sent),), 420))
+    return Payload.of(layers, torch.ones_like(got.sent), got.names, examples=torch.full((len(got.sent),), 420))
 
 
 def _ms(value: float) -> float:

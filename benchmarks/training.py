@@ -17,7 +17,7 @@ from benchmarks.federation import Federation
 from benchmarks.measuring import Row, in_turns
 from benchmarks.work import BareLoop, Work
 from pfedla import PFedLA
-from pfedla.fleet import available_workers
+from pfedla.pool import available_cores
 from pfedla.models import LeNet
 
 __all__ = ["measure"]
@@ -42,7 +42,7 @@ def measure(quick: bool) -> list[Row]:
 
 def compare(task: Work, repeats: int) -> Row:
     """Return sample passes a second of ours and of both bare loops, and our ratios to them."""
-    workers = available_workers()
+    workers = available_cores()
     kind = task.shape, task.classes, task.batch_norm
     user, ours = (BareLoop(task, partial(model, *kind), workers) for model in (work.LeNet, LeNet))
     federation = Federation(task, PFedLA(), workers)

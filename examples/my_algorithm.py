@@ -9,13 +9,13 @@ from typing import NamedTuple
 import torch
 
 import pfedla
-from pfedla.layers import COUNTERS, kind_of
+from pfedla.layers import bank
 
 
 class State(NamedTuple):
     """What the server keeps: tensors, in NamedTuples and dictionaries."""
 
-    theta: pfedla.Layers  # {layer: (clients, numbers)}
+    theta: pfedla.Layers  # {layer: (clients, values)}
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Halfway(pfedla.Algorithm[State]):
 
     def init(self, theta: pfedla.Layers, n: int, rng: torch.Generator) -> State:  # noqa: ARG002
         """Give every client the common model."""
-        return State({key: row.repeat(n, 1) for key, row in theta.items() if kind_of(key) != COUNTERS})
+        return State(bank(theta, n))
 
     def download(self, state: State, ids: torch.Tensor) -> pfedla.Payload:
         """Mix each client's latest model with the average."""
@@ -41,7 +41,7 @@ class Halfway(pfedla.Algorithm[State]):
 
 if __name__ == "__main__":
     experiment = pfedla.Experiment.from_tables(
-        {"data": {"clients": 6, "samples_per_client": 100}, "model": {"name": "mlp"}, "run": {"rounds": 30}}
+        {"data": {"clients": 6, "samples_per_client": 100}, "model": {"name": "mlp"}, "schedule": {"rounds": 30}}
     )
     for algorithm in (Halfway(), pfedla.FedAvg(), pfedla.Local()):
         result = pfedla.run_experiment(replace(experiment, algorithm=algorithm))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pfedla import kernels
-from pfedla.blocks import norm_pool_relu
+from pfedla.blocks import NormPoolReLU, PoolReLU
+from pfedla.layers import LayerSpec
 
 LEVELS = kernels.available()
 SHAPES = [(5, 16, 8, 8), (2, 32, 9, 7), (1, 48, 2, 3), (32, 16, 28, 28)]
@@ -28,9 +28,9 @@ def images(*shape: int) -> Tensor:
     return x.to(memory_format=torch.channels_last)
 
 
-def norm(channels: int) -> nn.BatchNorm2d:
-    """Return a batch norm with scales of both signs, and a channel that it makes constant."""
-    found = nn.BatchNorm2d(channels)
+def block(channels: int) -> NormPoolReLU:
+    """Return a block with scales of both signs, and a channel that it makes constant."""
+    found = NormPoolReLU(channels)
     with torch.no_grad():
         found.weight.copy_(torch.linspace(-1, 2, channels) + 0.013)
         found.weight[1] = 0
@@ -38,8 +38,15 @@ def norm(channels: int) -> nn.BatchNorm2d:
     return found
 
 
-def by_torch(x: Tensor, norm: nn.Module | None) -> Tensor:
-    return functional.max_pool2d(norm(x) if norm else x, 2).relu()
+def norm(channels: int) -> nn.BatchNorm2d:
+    """Return torch's batch norm with the same parameters."""
+    found = nn.BatchNorm2d(channels)
+    found.load_state_dict(block(channels).state_dict())
+    return found
+
+
+def by_torch(x: Tensor, norm: nn.Module) -> Tensor:
+    return functional.max_pool2d(norm(x), 2).relu()
 
 
 @pytest.mark.usefixtures("level")
@@ -47,11 +54,11 @@ def by_torch(x: Tensor, norm: nn.Module | None) -> Tensor:
 def test_in_training_output_gradients_and_statistics_are_those_of_torch_in_double_precision(
     shape: tuple[int, int, int, int],
 ) -> None:
-    ours, exact = norm(shape[1]), norm(shape[1]).double()
+    ours, exact = block(shape[1]), norm(shape[1]).double()
     x = images(*shape).requires_grad_()
     y = x.detach().double().requires_grad_()
     for _ in range(2):  # running statistics move twice
-        found, wanted = norm_pool_relu(x, ours), by_torch(y, exact)
+        found, wanted = ours(x), by_torch(y, exact)
     assert type(found.grad_fn).__name__ == "_NormPoolReLUBackward"
     out = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(1))
     found.backward(out)
@@ -67,26 +74,16 @@ def test_in_training_output_gradients_and_statistics_are_those_of_torch_in_doubl
         torch.testing.assert_close(ours.get_buffer(name).double(), value.double(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.usefixtures("level")
-@pytest.mark.parametrize("shape", SHAPES)
-def test_without_a_norm_it_is_torchs_to_the_bit(shape: tuple[int, int, int, int]) -> None:
-    x = (images(*shape) - 5).round().requires_grad_()  # many are equal: the first of a window counts
-    y = x.detach().clone().requires_grad_()
-    found, wanted = norm_pool_relu(x), by_torch(y, None)
-    out = torch.randn_like(wanted)
-    found.backward(out)
-    wanted.backward(out)
-    assert torch.equal(found, wanted)
-    assert x.grad is not None
-    assert y.grad is not None
-    assert torch.equal(x.grad, y.grad)
+def test_pooling_before_relu_is_relu_before_pooling() -> None:
+    x = images(3, 5, 9, 7) - 5
+    assert torch.equal(PoolReLU()(x), functional.max_pool2d(x.relu(), 2))
 
 
 @pytest.mark.usefixtures("level")
-def test_equal_numbers_in_a_window_get_the_gradient_once() -> None:
+def test_equal_values_in_a_window_get_the_gradient_once() -> None:
     x, y = (torch.ones(4, 16, 4, 4).to(memory_format=torch.channels_last).requires_grad_() for _ in range(2))
-    ours, theirs = norm(16), norm(16)
-    norm_pool_relu(x, ours).sum().backward()
+    ours, theirs = block(16), norm(16)
+    ours(x).sum().backward()
     by_torch(y, theirs).sum().backward()
     assert x.grad is not None
     assert y.grad is not None
@@ -95,69 +92,85 @@ def test_equal_numbers_in_a_window_get_the_gradient_once() -> None:
 
 @pytest.mark.usefixtures("level")
 def test_evaluation_goes_by_the_running_statistics_and_leaves_them_alone() -> None:
-    ours = norm(32)
-    norm_pool_relu(images(8, 32, 6, 6), ours)
+    ours, before = block(32), norm(32)
+    ours(images(8, 32, 6, 6))
     ours.eval()
-    before, x = copy.deepcopy(ours), images(3, 32, 11, 5)
+    before.load_state_dict(ours.state_dict())
+    before.eval()
+    x = images(3, 32, 11, 5)
     with torch.inference_mode():
-        found = norm_pool_relu(x, ours)
+        found = ours(x)
     torch.testing.assert_close(found, by_torch(x, before), rtol=1e-5, atol=1e-5)
     for name, value in before.state_dict().items():
         assert torch.equal(ours.state_dict()[name], value)
 
 
 @pytest.mark.usefixtures("level")
-@pytest.mark.parametrize("batch_norm", [False, True])
-def test_a_number_that_is_none_is_not_swallowed(batch_norm: bool) -> None:
+def test_nan_is_not_swallowed() -> None:
     x = images(2, 16, 4, 4)
     x[1, 3, 2, 3] = torch.nan
-    found = norm_pool_relu(x, norm(16) if batch_norm else None)
+    found = block(16)(x)
     assert found[1, 3, 1, 1].isnan()
-    assert found.isnan().sum() == (found[:, 3].numel() if batch_norm else 1)
+    assert found.isnan().sum() == found[:, 3].numel()
 
 
 @pytest.mark.usefixtures("level")
 def test_a_mean_far_from_zero_costs_no_precision() -> None:
     x = images(8, 16, 8, 8) * 1e-2 + 1000
-    torch.testing.assert_close(
-        norm_pool_relu(x, norm(16)), by_torch(x.double(), norm(16).double()).float(), rtol=1e-3, atol=5e-3
-    )
+    torch.testing.assert_close(block(16)(x), by_torch(x.double(), norm(16).double()).float(), rtol=1e-3, atol=5e-3)
 
 
-def loops_run(x: Tensor, norm: nn.Module | None) -> bool:
+def loop_runs(x: Tensor, block: NormPoolReLU) -> bool:
     called = []
 
     def loop(x: Tensor, *_: object) -> Tensor:
         called.append(True)
-        return by_torch(x, None)
+        return functional.max_pool2d(x, 2)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "norm_pool_relu", loop)
-        patch.setattr(kernels, "pool_relu", loop)
-        norm_pool_relu(x, norm)
+        block(x)
     return bool(called)
 
 
-def test_what_the_loops_are_not_made_for_is_left_to_torch() -> None:
-    here, x = bool(LEVELS), images(4, 16, 6, 6)
-    assert loops_run(x, None) is here
-    assert loops_run(x, nn.Identity()) is here
-    assert loops_run(x, norm(16)) is here
-    assert not loops_run(x[:, :8].contiguous(memory_format=torch.channels_last), norm(8))
-    assert not loops_run(x.double(), norm(16).double())
-    assert not loops_run(x.contiguous(), norm(16))
-    assert not loops_run(x, norm(16).eval())  # with gradients
-    assert not loops_run(x, nn.BatchNorm2d(16, affine=False))
-    assert not loops_run(x, nn.BatchNorm2d(16, momentum=None))
-    assert not loops_run(x, nn.BatchNorm2d(16, track_running_stats=False))
-    assert not loops_run(x, nn.GroupNorm(4, 16))
-    heard = norm(16)
-    heard.register_forward_hook(lambda *_: None)
-    assert not loops_run(x, heard)
+def test_what_the_loop_is_not_made_for_is_left_to_torch() -> None:
+    x = images(4, 16, 6, 6)
+    assert loop_runs(x, block(16)) is bool(LEVELS)
+    assert not loop_runs(x[:, :8].contiguous(memory_format=torch.channels_last), block(8))
+    assert not loop_runs(x.double(), block(16).double())
+    assert not loop_runs(x.contiguous(), block(16))
+    assert not loop_runs(x, NormPoolReLU(16).eval())  # with gradients
+    assert not loop_runs(x, NormPoolReLU(16, affine=False))
+    assert not loop_runs(x, NormPoolReLU(16, momentum=None))
+    assert not loop_runs(x, NormPoolReLU(16, track_running_stats=False))
     with kernels.switch(kernels.OFF):
-        assert not loops_run(x, norm(16))
+        assert not loop_runs(x, block(16))
     torch.set_num_threads(2)
     try:
-        assert not loops_run(x, norm(16))
+        assert not loop_runs(x, block(16))
     finally:
         torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("settings", [{"affine": False}, {"momentum": None}, {"track_running_stats": False}])
+def test_every_setting_of_a_batch_norm_works(settings: dict[str, bool | None]) -> None:
+    x = images(4, 16, 6, 6)
+    ours, theirs = NormPoolReLU(16, **settings), nn.BatchNorm2d(16, **settings)  # type: ignore[arg-type]
+    for _ in range(2):
+        torch.testing.assert_close(ours(x), by_torch(x, theirs))
+    for name, value in theirs.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], value)
+
+
+def test_hooks_hear_the_block_as_any_module() -> None:
+    heard: list[torch.Size] = []
+    ours = block(16)
+    ours.register_forward_hook(lambda _, __, out: heard.append(out.shape))
+    ours(images(4, 16, 6, 6))
+    assert heard == [(4, 16, 3, 3)]
+
+
+def test_the_block_is_a_norm_layer_of_its_model() -> None:
+    spec = LayerSpec.of(nn.Sequential(nn.Conv2d(3, 16, 3), block(16)))
+    assert spec.norms == {"1"}
+    assert spec.source("1") == "0"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +21,8 @@ from pfedla.layers import Layers, LayerSpec
 from pfedla.ledger import Ledger
 from pfedla.pool import local_pool
 from pfedla.randomness import stream
-from pfedla.record import Result
-from pfedla.rounds import Server, run_round
+from pfedla.record import Result, RunRecord
+from pfedla.rounds import Outcome, Schedule, Server, Watch, run, run_round
 from pfedla.training import ClientData, Samples, Task, Training
 from pfedla.tree import flatten
 from pfedla.wire import Payload, decode, encode, pack
@@ -181,6 +182,22 @@ def play(
     return played
 
 
+def outcome_of(
+    algorithm: Algorithm[Any] | Setting,
+    record: RunRecord | None = None,
+    watch: Watch | None = None,
+    *,
+    fleet: Callable[[Setting, dict[int, ClientData]], Fleet] = fleet_of,
+    checkpoint_every: int | None = None,
+    **schedule: Any,
+) -> Outcome:
+    """Run the loop with 4 clients, 3 of them in each of 6 rounds; keywords go to `Schedule`."""
+    made, n = algorithm if isinstance(algorithm, Setting) else setting(algorithm), 4
+    when = Schedule(**{"rounds": 6, "participants": 3, "eval_every": 2, **schedule})
+    with closing(fleet(made, data(n, test_seed=9))) as clients:
+        return run(made, clients, n, when, record, watch, checkpoint_every=checkpoint_every)
+
+
 class Device:
     """A client as a machine of its own: what it keeps never leaves it, and what it is sent and sends are bytes."""
 
@@ -271,12 +288,18 @@ def timeless(record: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in record.items() if key not in ("seconds", "samples_per_second")}
 
 
-def same_result(one: Result, other: Result) -> None:
-    """Compare two runs in everything but time."""
+def same_outcome(one: Outcome | Result, other: Outcome | Result) -> None:
+    """Compare what two runs measured and ended with, in everything but time."""
     same(one.personalized, other.personalized)
     assert list(map(timeless, one.history)) == list(map(timeless, other.history))
-    assert timeless(one.summary) == timeless(other.summary)
     for pair in ((one.diagnostics, other.diagnostics), (one.ledger.arrays(), other.ledger.arrays())):
         assert list(pair[0]) == list(pair[1])
         for key, values in pair[0].items():
+            assert values.dtype == pair[1][key].dtype, key
             assert np.array_equal(values, pair[1][key]), key
+
+
+def same_result(one: Result, other: Result) -> None:
+    """Compare two runs in everything but time."""
+    same_outcome(one, other)
+    assert timeless(one.summary) == timeless(other.summary)
