@@ -13,13 +13,26 @@ from typing import Any
 
 import torch
 
-from benchmarks import checkpoint, cluster, evaluation, memory, peers, server, startup, tables, training, tricks
+from benchmarks import (
+    checkpoint,
+    cluster,
+    evaluation,
+    kernels,
+    memory,
+    peers,
+    server,
+    startup,
+    tables,
+    training,
+    tricks,
+)
 from benchmarks.measuring import Bystanders, Row
 from pfedla.pool import available_cores
 
 BENCHMARKS: dict[str, Callable[[bool], list[Row]]] = {
     "training": training.measure,
     "tricks": tricks.measure,
+    "kernels": kernels.measure,
     "server": server.measure,
     "evaluation": evaluation.measure,
     "startup": startup.measure,

@@ -88,7 +88,7 @@ def measure(n: int, how: str, rounds: int, data_dir: str, dataset: str = "fashio
             training.append(time.perf_counter() - start)
             return answer
 
-        fleet.train = train  # type: ignore[method-assign]
+        fleet.train = train  # type: ignore[method-assign,assignment]
         with closing(fleet):
             for t in range(rounds + 1):
                 if t % (rounds // EVALUATIONS.get(n, 5) or 1) == 0:

@@ -17,8 +17,8 @@ from benchmarks.federation import Federation
 from benchmarks.measuring import Row, in_turns
 from benchmarks.work import BareLoop, Work
 from pfedla import PFedLA
-from pfedla.pool import available_cores
 from pfedla.models import LeNet
+from pfedla.pool import available_cores
 
 __all__ = ["measure"]
 

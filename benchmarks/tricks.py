@@ -7,10 +7,7 @@ their medians are compared.
 from __future__ import annotations
 
 import copy
-import multiprocessing
-import statistics
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -20,11 +17,11 @@ from torch.nn import functional
 from benchmarks import work
 from benchmarks.measuring import Row, in_turns, seconds
 from pfedla import kernels
-from pfedla.layers import FlatModel, LayerSpec
+from pfedla.engine import FlatModel
+from pfedla.layers import LayerSpec
 from pfedla.models import LeNet
 from pfedla.randomness import stream
 from pfedla.training import Samples, Task, Training, score
-from pfedla.workers import keep_freed_memory
 
 IMAGES, BATCH, LR, CLASSES = 420, 32, 0.01, 10
 LAST = torch.channels_last
@@ -114,7 +111,7 @@ def cases() -> dict[str, tuple[Step, Step]]:
         "batch norm, pooling and ReLU in one loop": (without_loops(by_hand()), by_hand()),
         "SGD over a list of tensors (foreach)": (by_hand(foreach=False), by_hand(foreach=True)),
         "fused SGD": (by_hand(foreach=False), by_hand(fused=True)),
-        "one flat vector, our loop": (by_hand(), lambda: ours.epoch(ours.samples)),
+        "one flat vector, our whole loop": (by_hand(), lambda: ours.epoch(ours.samples)),
         "pixels kept as bytes": (lambda: ours.epoch(ours.floats), lambda: ours.epoch(ours.samples)),
         "permutations drawn beforehand": (
             lambda: [torch.randperm(IMAGES, generator=order).split(BATCH) for _ in range(size[0])],
@@ -140,31 +137,11 @@ def score_in(ours: Ours, batch: int) -> None:
         float(functional.cross_entropy(logits, y, reduction="sum"))
 
 
-def epoch_in_worker(keep: bool) -> float:
-    """Return the median time of an epoch in a process of its own, as workers are, which keeps freed memory or not."""
-
-    def serve(connection: Connection) -> None:
-        torch.set_num_threads(1)
-        if keep:
-            keep_freed_memory()
-        connection.send(statistics.median(seconds(step) for step in [by_hand()] * 9))
-
-    context: Any = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(theirs,))
-    process.start()
-    taken: float = ours.recv()
-    process.join()
-    return taken
-
-
 def measure(quick: bool) -> list[Row]:
     """Return the milliseconds of each trick, without and with it, and their ratio."""
     before, repeats = torch.get_num_threads(), 1 if quick else 11
     torch.set_num_threads(1)
-    memory = [(epoch_in_worker(False), epoch_in_worker(True)) for _ in range(1 if quick else 3)]
-    found = {"freed memory is kept": tuple(statistics.median(taken) for taken in zip(*memory, strict=True))}
-    keep_freed_memory()  # from here on, as in workers
+    found = {}
     for name, (without, with_it) in cases().items():
         took = in_turns({"without": without, "with": with_it}, repeats)
         found[name] = took["without"], took["with"]

@@ -1,8 +1,8 @@
 """A method that sends a value each way: FedProx whose pull follows the clients' losses.
 
-A client sends its latest loss beside its update; the server sends each client the strength of its pull beside the model,
-stronger where the loss has grown. One line names a value where it is sent, one line reads it on the other side, and
-the ledger counts its bytes under its name.
+A client sends its latest loss beside its update; the server sends each client the strength of its pull beside the
+model, stronger where the loss has grown. One line names a value where it is sent, one line reads it on the other side,
+and the ledger counts its bytes under its name.
 
 Run it from a shell, beside the others:  pfedla compare -a fedprox -a examples.my_values:AdaptiveProx
 """
@@ -59,7 +59,13 @@ class AdaptiveProx(pfedla.Algorithm[State]):
 
 if __name__ == "__main__":
     experiment = pfedla.Experiment.from_tables(
-        {"data": {"clients": 6, "samples_per_client": 100}, "split": {"name": "iid"}, "model": {"name": "mlp"}}
+        {
+            "data": {"clients": 6, "samples_per_client": 600},
+            "split": {"name": "iid"},
+            "model": {"name": "mlp"},
+            "training": {"local_epochs": 2, "lr": 0.1},
+            "schedule": {"rounds": 15},
+        }
     )
     result = pfedla.run_experiment(replace(experiment, algorithm=AdaptiveProx()))
     sent = result.ledger.arrays()

@@ -1,15 +1,22 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.nn import functional
 
-from pfedla.algorithms import ALGORITHMS, FedAvg, HeurPFedLA
-from pfedla.config import Data, Experiment, Model, Run, Tables, algorithm_name, merge, parse_assignments, read_tables
+from pfedla.algorithms import ALGORITHMS, FedAvg, HeurPFedLA, PFedLA, PFedLAPeers
+from pfedla.config import Experiment, Machine, Tables, algorithm_name, merge, parse_assignments, read_tables
+from pfedla.data.federation import Data
 from pfedla.data.splits import SPLITS, Classes, NonIID2
 from pfedla.errors import ConfigError
+from pfedla.models import Model
+from pfedla.objective import OBJECTIVES, Classification, Custom, Objective, Regression
+from pfedla.rounds import Schedule
 from pfedla.training import Training
 
 
@@ -26,11 +33,13 @@ def test_every_configuration_survives_toml(algorithm: str, split: str, tmp_path:
 def test_settings_that_are_not_defaults_survive_toml(tmp_path: Path) -> None:
     one = Experiment(
         HeurPFedLA(retain=2, hyper_lr=3e-4, hyper_optimizer="sgd"),
-        Data(clients=2, data_dir='a "quoted"\\folder', train_fraction=0.5),
+        Data(clients=2, folder='a "quoted"\\folder', train_fraction=0.5, fewest_samples=2),
         Classes(((0, 1), (2, 3))),
         Model("mlp", {"all": "fc*"}),
+        Regression(),
         Training(lr=1e-7, momentum=0.9),
-        Run(seed=-3, rounds=7, workers=0),
+        Schedule(seed=-3, rounds=7, participants=2),
+        Machine(workers=0, storage="disk", ray_address="auto", checkpoints=False),
     )
     path = tmp_path / "config.toml"
     path.write_text(one.toml())
@@ -39,10 +48,13 @@ def test_settings_that_are_not_defaults_survive_toml(tmp_path: Path) -> None:
 
 def test_a_configuration_is_complete() -> None:
     tables = Experiment().tables()
-    assert list(tables) == ["algorithm", "data", "split", "model", "training", "run"]
+    sections = ["algorithm", "data", "split", "model", "objective", "training", "schedule", "machine"]
+    assert list(tables) == sections
     assert tables["algorithm"]["name"] == "pfedla"
     assert tables["split"]["name"] == "non-iid-1"
     assert set(tables["training"]) == {"local_epochs", "batch_size", "lr", "momentum", "weight_decay"}
+    assert tables["objective"] == {"name": "classification"}
+    assert set(tables["schedule"]) == {"seed", "rounds", "eval_every"}  # all participate: nothing is written
     assert Experiment.from_tables({}) == Experiment()
 
 
@@ -63,14 +75,23 @@ def test_a_configuration_is_complete() -> None:
         ("data", "dataset", "cifar01", "unknown data set 'cifar01': did you mean 'cifar10"),
         ("training", "lr", "fast", "training.lr = 'fast' must be a number"),
         ("training", "lr", True, "training.lr = True must be a number"),
-        ("run", "rounds", 1.5, "run.rounds = 1.5 must be a whole number"),
-        ("run", "rounds", True, "run.rounds = True must be a whole number"),
-        ("run", "rounds", 0, "run.rounds = 0 must be at least 1"),
-        ("run", "workers", -2, "run.workers = -2 must be at least -1"),
-        ("data", "download", 1, "data.download = 1 must be true or false"),
+        ("training", "lr", 0, "training.lr = 0.0 must be above 0"),
+        ("training", "momentum", 1, "training.momentum = 1.0 must be at least 0 and below 1"),
+        ("schedule", "rounds", 1.5, "schedule.rounds = 1.5 must be a whole number"),
+        ("schedule", "rounds", True, "schedule.rounds = True must be a whole number"),
+        ("schedule", "rounds", 0, "schedule.rounds = 0 must be at least 1"),
+        ("schedule", "participants", 0, "schedule.participants = 0 must be at least 1"),
+        ("machine", "workers", -1, "machine.workers = -1 must be at least 0"),
+        ("machine", "download", 1, "machine.download = 1 must be true or false"),
+        ("machine", "storage", "disc", "machine.storage = 'disc': choose one of memory, disk"),
+        ("objective", "name", "regresion", "unknown objective 'regresion': did you mean 'regression'"),
+        ("objective", "name", ["regression"], "unknown objective"),
+        ("objective", "name", "pfedla.training:Training", "returned Training, not a pfedla.Objective"),
+        ("objective", "name", "pfedla.objective:Custom", "'pfedla.objective:Custom' must be called without arguments"),
+        ("objective", "ignore", 3, "unknown setting 'objective.ignore': did you mean 'objective.name'"),
         ("data", "folder", 1, "data.folder = 1 must be text"),
         ("data", "clients", 0, "data.clients = 0 must be at least 1"),
-        ("data", "train_fraction", 1.0, "data.train_fraction = 1.0 must lie between 0 and 1"),
+        ("data", "train_fraction", 1.0, "data.train_fraction = 1.0 must be above 0 and below 1"),
         ("model", "layers", "fc*", "model.layers = 'fc\\*' must be a table"),
         ("algorithm", "hyper_optimizer", "lion", "algorithm.hyper_optimizer = 'lion': choose one of adam, sgd"),
     ],
@@ -81,14 +102,17 @@ def test_what_is_wrong_is_refused_with_the_nearest_name(section: str, key: str, 
 
 
 def test_a_section_must_be_a_table() -> None:
-    with pytest.raises(ConfigError, match=r"\[run\] must be a section of settings, not 3"):
-        Experiment.from_tables({"run": 3})  # type: ignore[dict-item]
+    for name in ("schedule", "algorithm", "run"):
+        with pytest.raises(ConfigError, match=rf"\[{name}\] must be a section of settings, not 3"):
+            Experiment.from_tables({name: 3})  # type: ignore[dict-item]
 
 
-def test_a_change_over_what_is_no_section_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.toml").write_text("run = 3\n")
-    with pytest.raises(ConfigError, match="run"):
-        Experiment.load(tmp_path / "config.toml", {"run": {"seed": 1}})
+@pytest.mark.parametrize("name", ["schedule", "algorithm", "run"])
+def test_a_change_over_what_is_no_section_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(f"{name} = 3\n")
+    for changes in ({}, {name: {"seed": 1}}):
+        with pytest.raises(ConfigError, match=rf"\[{name}\] must be a section of settings, not 3"):
+            Experiment.load(tmp_path / "config.toml", changes)
 
 
 def test_whole_numbers_are_numbers() -> None:
@@ -107,30 +131,31 @@ def test_a_file_that_cannot_be_read_is_refused(content: bytes | None, message: s
 
 
 def test_assignments_are_toml_values_and_bare_words() -> None:
-    texts = ["run.rounds=3", "training.lr = 1e-2", "data.download=true", "algorithm.name=fedavg", 'model.name="mlp"']
-    assert parse_assignments([*texts, "split.classes=[[0, 1], [2]]", "data.folder="]) == {
-        "run": {"rounds": 3},
+    texts = ["schedule.rounds=3", "training.lr = 1e-2", "machine.download=true", "algorithm.name=fedavg"]
+    assert parse_assignments([*texts, 'model.name="mlp"', "split.classes=[[0, 1], [2]]", "data.folder="]) == {
+        "schedule": {"rounds": 3},
         "training": {"lr": 0.01},
-        "data": {"download": True, "folder": ""},
+        "machine": {"download": True},
+        "data": {"folder": ""},
         "algorithm": {"name": "fedavg"},
         "model": {"name": "mlp"},
         "split": {"classes": [[0, 1], [2]]},
     }
 
 
-@pytest.mark.parametrize("text", ["rounds=3", "run.rounds", "=3", ".a=3", "run.=3", ""])
+@pytest.mark.parametrize("text", ["rounds=3", "schedule.rounds", "=3", ".a=3", "schedule.=3", ""])
 def test_other_assignments_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"--set takes SECTION\.KEY=VALUE"):
+    with pytest.raises(ConfigError, match=r"SECTION\.KEY=VALUE, such as algorithm\.retain=2, not"):
         parse_assignments([text])
 
 
 def test_changes_are_laid_over_and_another_method_starts_from_its_defaults() -> None:
-    tables: Tables = {"algorithm": {"name": "pfedla", "retain": 2}, "run": {"seed": 1, "rounds": 9}}
-    assert merge(tables, {"run": {"seed": 2}})["run"] == {"seed": 2, "rounds": 9}
+    tables: Tables = {"algorithm": {"name": "pfedla", "retain": 2}, "schedule": {"seed": 1, "rounds": 9}}
+    assert merge(tables, {"schedule": {"seed": 2}})["schedule"] == {"seed": 2, "rounds": 9}
     assert merge(tables, {"algorithm": {"name": "fedavg"}})["algorithm"] == {"name": "fedavg"}
     assert merge(tables, {"algorithm": {"name": "pfedla"}})["algorithm"] == {"name": "pfedla", "retain": 2}
     assert merge(tables, {"split": {"name": "iid"}})["split"] == {"name": "iid"}
-    assert tables == {"algorithm": {"name": "pfedla", "retain": 2}, "run": {"seed": 1, "rounds": 9}}
+    assert tables == {"algorithm": {"name": "pfedla", "retain": 2}, "schedule": {"seed": 1, "rounds": 9}}
 
 
 @dataclass(frozen=True)
@@ -149,3 +174,213 @@ def test_methods_are_named_shortly_or_by_where_they_are() -> None:
 def test_a_splits_settings_are_its_own() -> None:
     split = Experiment.from_tables({"split": {"name": "non-iid-2", "dominant_classes": 3, "dominance": 2}}).split
     assert split == NonIID2(3, 2.0)
+
+
+# ---- objectives
+
+
+class Absolute(Regression):
+    """An objective from outside the package."""
+
+
+def made_to_measure() -> Objective:
+    return Custom(functional.l1_loss)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [*OBJECTIVES.items(), (f"{__name__}:Absolute", Absolute), (f"{__name__}:made_to_measure", Custom)],
+)
+def test_every_objective_survives_toml(name: str, kind: type[Objective], tmp_path: Path) -> None:
+    one = Experiment.from_tables({"objective": {"name": name}})
+    assert type(one.objective) is kind
+    assert one.tables()["objective"] == {"name": name}
+    path = tmp_path / "config.toml"
+    path.write_text(one.toml())
+    again = Experiment.load(path)
+    assert type(again.objective) is kind
+    assert again.tables() == one.tables()
+
+
+def test_a_class_of_ones_own_is_named_by_where_it_is() -> None:
+    assert Absolute().name == f"{__name__}:Absolute"
+    assert Experiment(objective=Absolute()).tables()["objective"] == {"name": f"{__name__}:Absolute"}
+    assert Classification().name == "classification"
+
+
+# ---- what decides the result
+
+
+def test_the_machine_decides_nothing() -> None:
+    one = Experiment(PFedLA(retain=1), schedule=Schedule(rounds=3))
+    elsewhere = Machine(3, "cuda", "disk", "ray", "auto", "/data", True, False, 7, False)
+    defaults = Machine()
+    assert all(getattr(elsewhere, name) != getattr(defaults, name) for name in vars(defaults))
+    assert one.decisive() == replace(one, machine=elsewhere).decisive()
+    assert one.tables() != replace(one, machine=elsewhere).tables()
+    for other in (
+        replace(one, algorithm=PFedLA(retain=2)),
+        replace(one, data=Data(clients=3)),
+        replace(one, split=NonIID2()),
+        replace(one, model=Model("mlp")),
+        replace(one, objective=Regression()),
+        replace(one, training=Training(lr=0.1)),
+        replace(one, schedule=Schedule(rounds=4)),
+    ):
+        assert other.decisive() != one.decisive()
+
+
+def test_what_no_file_can_hold_is_refused_when_it_is_written() -> None:
+    @dataclass(frozen=True)
+    class Calls(FedAvg):
+        callback: Callable[..., None] = print
+
+    with pytest.raises(ConfigError, match="cannot be written to a file"):
+        Experiment(Calls()).toml()
+
+
+# ---- files of earlier versions
+
+OLD = """
+[algorithm]
+name = "pfedla"
+retain = 1
+peers = 5
+refresh = 4
+
+[data]
+dataset = "cifar10"
+folder = ""
+data_dir = "/data/sets"
+download = true
+clients = 4
+test_samples_per_client = 0
+fewest_samples = 0
+
+[training]
+lr = 0.5
+
+[run]
+seed = 3
+rounds = 7
+participants = 0
+eval_every = 2
+checkpoint_every = 0
+workers = -1
+device = "cpu"
+storage = "disk"
+keep_models = false
+fleet = "local"
+ray_address = ""
+"""
+
+NEW = """
+[algorithm]
+name = "pfedla-peers"
+retain = 1
+peers = 5
+refresh = 4
+
+[data]
+dataset = "cifar10"
+clients = 4
+
+[training]
+lr = 0.5
+
+[schedule]
+seed = 3
+rounds = 7
+eval_every = 2
+
+[machine]
+data_dir = "/data/sets"
+download = true
+checkpoints = false
+storage = "disk"
+keep_models = false
+"""
+
+
+def load(text: str, folder: Path) -> Experiment:
+    (folder / "some.toml").write_text(text)
+    return Experiment.load(folder / "some.toml")
+
+
+def test_a_file_of_the_earlier_version_is_read_as_its_new_form(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "pfedla"):
+        new = load(NEW, tmp_path)
+        assert not caplog.records
+        old = load(OLD, tmp_path)
+    assert old == new
+    assert (new.algorithm, new.schedule) == (PFedLAPeers(retain=1, peers=5, refresh=4), Schedule(3, 7, None, 2))
+    (warning,) = caplog.records
+    assert f"{tmp_path / 'some.toml'} is of an earlier version" in warning.getMessage()
+    for moved in (
+        "run.seed is now schedule.seed",
+        "run.rounds is now schedule.rounds",
+        "run.participants = 0 is now written by leaving it out",
+        "run.eval_every is now schedule.eval_every",
+        "run.checkpoint_every is now machine.checkpoints",
+        "run.workers = -1 is now written by leaving it out",
+        "run.device is now machine.device",
+        "run.storage is now machine.storage",
+        "run.keep_models is now machine.keep_models",
+        "run.fleet is now machine.fleet",
+        "run.ray_address = '' is now written by leaving it out",
+        "data.data_dir is now machine.data_dir",
+        "data.download is now machine.download",
+        "data.folder = '' is now written by leaving it out",
+        "data.test_samples_per_client = 0 is now written by leaving it out",
+        "data.fewest_samples = 0 is now written by leaving it out",
+        "algorithm.peers and algorithm.refresh are now settings of the algorithm pfedla-peers",
+    ):
+        assert moved in warning.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("old", "algorithm"),
+    [
+        ('name = "pfedla"\nrefresh = 10', PFedLA()),  # as every pFedLA run wrote it
+        ('name = "heurpfedla"\nretain = 2\nrefresh = 10', HeurPFedLA(retain=2)),
+        ('name = "pfedla"\npeers = 0\nrefresh = 3', PFedLA()),
+        ("peers = 4", PFedLAPeers(peers=4)),
+        ('name = "heurpfedla"\npeers = 4', PFedLAPeers(retain=1, peers=4)),
+        ('name = "heurpfedla"\npeers = 4\nretain = 0', PFedLAPeers(retain=0, peers=4)),
+    ],
+)
+def test_candidates_of_the_earlier_version_are_a_method_of_their_own(
+    old: str, algorithm: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "pfedla"):
+        assert load(f"[algorithm]\n{old}\n", tmp_path).algorithm == algorithm
+    assert len(caplog.records) == 1
+
+
+def test_what_is_no_sentinel_of_the_earlier_version_is_checked_as_ever(tmp_path: Path) -> None:
+    for text, message in (
+        ("[run]\nrounds = 0", "schedule.rounds = 0 must be at least 1"),
+        ("[run]\nworkers = -2", "machine.workers = -2 must be at least 0"),
+        ("[schedule]\nparticipants = 0", "schedule.participants = 0 must be at least 1"),
+        ('[algorithm]\nname = "pfedla-peers"\npeers = 0', "algorithm.peers = 0 must be at least 1"),
+        ("[run]\nround = 3", "unknown section 'run'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load(text, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "now"),
+    [
+        ("run.rounds=3", "schedule.rounds"),
+        ("run.workers=0", "machine.workers"),
+        ("run.checkpoint_every=5", "machine.checkpoint_every"),
+        ("data.data_dir=/data", "machine.data_dir"),
+        ("data.download=true", "machine.download"),
+    ],
+)
+def test_an_assignment_to_what_has_moved_is_refused_with_its_new_name(text: str, now: str) -> None:
+    with pytest.raises(ConfigError, match=rf"unknown setting '{text.partition('=')[0]}': it is now '{now}'"):
+        Experiment.from_tables(parse_assignments([text]))

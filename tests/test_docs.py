@@ -1,19 +1,27 @@
 from __future__ import annotations
 
+import importlib.util
 import re
 import runpy
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
-import click
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from torch import nn
 
 import pfedla
 from pfedla import cli
 from pfedla.config import Experiment
+from pfedla.data.federation import Data
+from pfedla.models import MODELS
+from pfedla.settings import names_of
+from tests.data.official import write, write_idx
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -24,6 +32,7 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_examples_run(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(path), run_name="__main__")
@@ -51,46 +60,102 @@ def test_the_table_of_all_methods_is_what_was_measured() -> None:
     assert f"<!-- table: methods -->\n{done.stdout}<!-- end -->\n" in (ROOT / "docs" / "algorithms.md").read_text()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_in_the_docs_parse(page: Path) -> None:
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a folder in which the commands of the docs can be given: files of their names, and tiny data sets."""
+    here = tmp_path_factory.mktemp("workplace")
+    for name in ("experiments", "results", "examples"):
+        (here / name).symlink_to(ROOT / name)
+    rng = np.random.default_rng(0)
+    records = rng.integers(0, 256, (6000, 1 + 3 * 32 * 32), np.uint8)
+    records[:, 0] = np.arange(6000) % 10
+    write(here / "data" / "cifar-10-batches-bin" / "data_batch_1.bin", records.tobytes())
+    images, labels = rng.integers(0, 256, (9000, 28, 28), np.uint8), (np.arange(9000) % 10).tolist()
+    write_idx(here / "data" / "FashionMNIST" / "raw", "train", images, labels)
+    (here / "my.toml").write_text("[training]\nlr = 0.02\n")
+    (here / "my_package").mkdir()
+    (here / "my_package" / "models.py").write_text("from pfedla.models import MLP\n\nmake = MLP\n")
+    (here / "hospitals").mkdir()
+    for site in range(3):
+        x = rng.normal(size=(30, 5)).astype(np.float32)
+        np.savez(here / "hospitals" / f"site-{site}.npz", x=x, y=(x[:, 0] > 0).astype(np.int64))
+    return here
+
+
+def commands(page: Path) -> list[str]:
     lines = [line for block in blocks(page, "") for line in block.replace("\\\n", " ").splitlines()]
-    for line in lines:
-        words = shlex.split(line, comments=True)
-        if words[:1] != ["pfedla"]:
+    return [line for line in lines if line.startswith("pfedla ")]
+
+
+def shrunk(words: list[str]) -> list[str]:
+    """Return a command that does the same with less: one round, one seed, no processes."""
+    if words[0] not in ("run", "compare"):
+        return words
+    small = ["--rounds", "1", "--local-epochs", "1", "--set", "model.name=mlp", "--test-samples-per-client", "20"]
+    if "--model" in words or "--folder" in words:
+        small = ["--rounds", "1"]
+    if "machine.fleet=ray" not in words:
+        small += ["--workers", "0"]
+    return [*words, *small, *(["--seeds", "1"] if "--seeds" in words else [])]
+
+
+def folder_of(words: list[str]) -> str:
+    return words[words.index("--out") + 1] if "--out" in words else "runs/comparison"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.name)
+def test_commands_in_the_docs_run(page: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of the page, so that one may use what another left; Ray in a process of its own."""
+    monkeypatch.chdir(workplace)
+    monkeypatch.syspath_prepend(str(workplace))
+    monkeypatch.setenv("PFEDLA_DATA", str(workplace / "data"))
+    for line in commands(page):
+        words = [word.replace("~", str(workplace)) for word in shlex.split(line, comments=True)]
+        if "machine.fleet=ray" in words:
+            if importlib.util.find_spec("ray") is not None:
+                program = [sys.executable, "-c", "from pfedla.cli import main; main()", *shrunk(words[1:])]
+                subprocess.run(program, check=True, capture_output=True)
             continue
-        command: click.Command = cli.cli
-        context = click.Context(command)
-        rest = words[1:]
-        while isinstance(command, click.Group):
-            found = command.get_command(context, rest[0])
-            assert found, line
-            command, rest = found, rest[1:]
-        command.make_context(command.name, list(rest))
+        done = CliRunner().invoke(cli.cli, shrunk(words[1:]))
+        assert done.exit_code == 0, f"{line}\n{done.output}\n{done.exception}"
+        if line.startswith("pfedla compare") and not (workplace / "runs" / "another-comparison").exists():
+            shutil.copytree(workplace / folder_of(words), workplace / "runs" / "another-comparison")
+
+
+@pytest.mark.parametrize("page", PAGES[2:], ids=lambda page: page.name)
+def test_python_in_the_docs_runs(page: Path) -> None:
+    for block in blocks(page, "python"):
+        exec(compile(block, page.name, "exec"), {})
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_names_of_functions_and_tests_in_the_docs_exist(page: Path) -> None:
     sources = "\n".join(path.read_text() for folder in ("src", "tests") for path in (ROOT / folder).rglob("*.py"))
-    for name in re.findall(r"`(test_\w+)`", page.read_text()):
+    for name in set(re.findall(r"`(test_\w+)`", page.read_text())) - set(names_of(Data)):
         assert f"def {name}(" in sources, name
 
 
-def test_experiments_are_valid() -> None:
+def test_experiments_are_valid(caplog: pytest.LogCaptureFixture) -> None:
     for path in (ROOT / "experiments").glob("*.toml"):
         Experiment.load(path)
+    assert not caplog.records  # none is of an earlier version
 
 
-def test_the_toy_method_of_the_protocol_works() -> None:
+@pytest.mark.parametrize("name", MODELS)
+def test_the_toy_method_of_the_protocol_works_on_every_model(name: str) -> None:
     text = pfedla.algorithm.__doc__ or ""
-    code = "\n".join(line.removeprefix("    ") for line in text.partition("::\n")[2].splitlines())
-    names: dict[str, object] = {}
+    code = "\n".join(
+        line.removeprefix("    ") for line in text.partition("::\n")[2].partition("\nA method")[0].splitlines()
+    )
+    names: dict[str, Any] = {}
     preamble = (
         "from dataclasses import dataclass\nfrom typing import NamedTuple\nfrom pfedla import Algorithm, Layers\n"
+        "from pfedla.layers import bank\n"
     )
     exec(preamble + code, names)
-    kind = names["Average"]
-    assert isinstance(kind, type)
-    rows = [[0.0, 1.0], [1.0, 0.0]] * 10
-    x = torch.tensor(rows)
-    result = pfedla.run(kind(), lambda: nn.Linear(2, 2), [(x, x[:, 0].long())] * 2, rounds=10, workers=0)
+    y = torch.arange(24) % 2
+    x = torch.randn(24, 1, 16, 16, generator=torch.Generator().manual_seed(0)) + 4 * y[:, None, None, None]
+    how: dict[str, Any] = {"rounds": 3, "training": pfedla.Training(lr=0.1), "workers": 0}
+    result = pfedla.run(names["Average"](), lambda: MODELS[name]((1, 16, 16), 2), [(x, y)] * 2, **how)
     assert result.summary["accuracy_mean"] == 1.0

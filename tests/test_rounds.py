@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import copy
+import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,35 +18,44 @@ from torch import Tensor
 from pfedla.algorithm import Algorithm
 from pfedla.algorithms import PFedLA
 from pfedla.algorithms.fedavg import FedAvg, SharedModel
+from pfedla.engine import FlatModel
 from pfedla.errors import ConfigError
-from pfedla.fleet import Setting, SimulatedFleet
-from pfedla.ledger import Ledger
-from pfedla.rounds import Server, evaluate, participants, run_round, uninterrupted
-from pfedla.training import Samples
+from pfedla.layers import Layers
+from pfedla.record import RunRecord
+from pfedla.rounds import Schedule, evaluate, participants, run_round, uninterrupted
+from pfedla.training import Task, score
 from pfedla.wire import Payload
+from tests.world import WireFleet, data, fleet_of, outcome_of, play, same, server_of, setting, theta_of
+
+FIVE = Schedule(seed=0, participants=5)
 
 
 def test_participants_are_distinct_sorted_and_known_beforehand() -> None:
     for t in range(1, 20):
-        ids = participants(0, t, 20, 5)
+        ids = participants(FIVE, t, 20)
         assert ids == sorted(set(ids))
         assert len(ids) == 5
         assert set(ids) <= set(range(20))
-        assert ids == participants(0, t, 20, 5)
+        assert ids == participants(FIVE, t, 20)
 
 
 def test_participants_change_with_round_and_seed_and_cover_everybody() -> None:
-    rounds = [tuple(participants(0, t, 20, 5)) for t in range(1, 60)]
+    rounds = [tuple(participants(FIVE, t, 20)) for t in range(1, 60)]
     assert len(set(rounds)) > 50
     assert set().union(*rounds) == set(range(20))
-    assert rounds != [tuple(participants(1, t, 20, 5)) for t in range(1, 60)]
-    assert participants(0, 1, 4, 4) == [0, 1, 2, 3]
+    assert rounds != [tuple(participants(Schedule(seed=1, participants=5), t, 20)) for t in range(1, 60)]
+    assert participants(Schedule(), 1, 4) == participants(Schedule(participants=4), 1, 4) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("count", [0, -1, 6])
+def test_more_participants_than_clients_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"schedule\.participants = 6 must be from 1 to the number of clients, 5"):
+        participants(Schedule(participants=6), 1, 5)
+
+
+@pytest.mark.parametrize("count", [0, -1])
 def test_a_bad_number_of_participants_is_refused(count: int) -> None:
-    with pytest.raises(ConfigError, match=f"participants = {count} must be from 1 to the number of clients, 5"):
-        participants(0, 1, 5, count)
+    with pytest.raises(ConfigError, match=rf"schedule\.participants = {count} must be at least 1"):
+        Schedule(participants=count)
 
 
 def test_ctrl_c_is_held_back_until_the_block_is_done() -> None:
@@ -69,42 +81,36 @@ class Interrupted(FedAvg):
         return super().update(state, ids, got, upload)
 
 
-def test_ctrl_c_in_the_middle_of_the_update_waits_for_the_round_to_be_complete(
-    setting: Callable[..., Setting], data: Callable[..., list[Samples]]
-) -> None:
-    made, samples = setting(Interrupted(), "mlp"), data(2)
-    theta = made.spec.read(made.template)
-    server, ledger = Server(made.algorithm.init(theta, 2, torch.Generator())), Ledger(made.spec.names)
-    fleet = SimulatedFleet(made, samples, samples, workers=0)
+def test_ctrl_c_in_the_middle_of_the_update_waits_for_the_round_to_be_complete() -> None:
+    made = setting(Interrupted(), "mlp")
+    server, fleet = server_of(made, 2), fleet_of(made, data(2))
     with pytest.raises(KeyboardInterrupt):
-        run_round(made.algorithm, server, fleet, ledger, [0])
+        run_round(made.algorithm, server, fleet, [0])
     assert server.t == 1
-    assert not torch.equal(server.state.theta["fc1"], theta["fc1"])
-    assert ledger.arrays()["client"].tolist() == [0]
-    assert fleet.trained.tolist() == [True, False]
+    assert not torch.equal(server.state.theta["fc1"], theta_of(made)["fc1"])
+    assert server.ledger.arrays()["client"].tolist() == [0]
+    assert fleet.kept.rounds.tolist() == [1, 0]
 
 
-class Lossy(SimulatedFleet):
-    """A fleet whose client 1 never answers."""
+@dataclass(frozen=True)
+class Impatient(FedAvg):
+    """A method whose user presses Ctrl-C while the second client trains."""
 
-    def train(self, ids: Sequence[int], got: Payload, t: int) -> tuple[list[int], Payload]:
-        answered, upload = super().train(ids, got, t)
-        rows = [row for row, client in enumerate(answered) if client != 1]
-        return [answered[row] for row in rows], upload.rows(rows)
+    def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
+        if task.ids[0] == 0:  # the shortest job comes last
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().train(own, got, task)
 
 
-def test_the_update_sees_what_those_got_who_answered(
-    setting: Callable[..., Setting], data: Callable[..., list[Samples]], same: Callable[..., None]
-) -> None:
-    made, samples = setting(PFedLA(), "mlp"), data(4)
-    states = []
-    for kind, ids in ((Lossy, [0, 1, 3]), (SimulatedFleet, [0, 3])):
-        server = Server(made.algorithm.init(made.spec.read(made.template), 4, torch.Generator().manual_seed(0)))
-        server.state.theta["fc1"] += torch.arange(4.0)[:, None]  # so that everybody gets something else
-        with kind(made, samples, samples, workers=0) as fleet:
-            run_round(made.algorithm, server, fleet, Ledger(made.spec.names), ids)
-        states.append(server.state)
-    same(*states, atol=1e-6)
+def test_ctrl_c_before_the_clients_have_answered_leaves_everything_as_it_was() -> None:
+    made = setting(Impatient(), "mlp")
+    server, fleet = server_of(made, 2), fleet_of(made, data(2))
+    before = copy.deepcopy((server.state, fleet.kept))
+    with pytest.raises(KeyboardInterrupt):
+        run_round(made.algorithm, server, fleet, [0, 1])
+    fleet.commit()
+    same((server.state, fleet.kept), before)
+    assert server.t == len(server.ledger.arrays()["round"]) == 0
 
 
 def test_without_ctrl_c_nothing_happens() -> None:
@@ -127,21 +133,190 @@ def test_other_threads_go_on_without_a_handler() -> None:
 
 
 def test_evaluation_changes_nothing_and_covers_all_clients(
-    algorithm: Algorithm[Any],
-    setting: Callable[..., Setting],
-    data: Callable[..., list[Samples]],
-    same: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
+    algorithm: Algorithm[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, samples = setting(algorithm), data(4)
-    server = Server(made.algorithm.init(made.spec.read(made.template), 4, torch.Generator()))
-    with SimulatedFleet(made, samples, samples, workers=0) as fleet:
-        run_round(made.algorithm, server, fleet, Ledger(made.spec.names), [0, 3])
-        before = {key: rows.clone() for key, rows in fleet.own.items()}
-        one = evaluate(made.algorithm, server.state, fleet, 4, 1)
-        monkeypatch.setattr("pfedla.rounds.CHUNK", 3)
-        other = evaluate(made.algorithm, server.state, fleet, 4, 1)
-        same(fleet.own, before)
-    assert np.array_equal(one.personalized, other.personalized)
-    assert np.isnan(one.after_training.accuracy).tolist() == [False, True, True, False]
+    made = setting(algorithm)
+    server, fleet = server_of(made, 4), fleet_of(made, data(4))
+    run_round(made.algorithm, server, fleet, [0, 3])
+    before = copy.deepcopy((server.state, fleet.kept))
+    one = evaluate(made.algorithm, server.state, fleet, 4, 1)
+    monkeypatch.setattr("pfedla.rounds.CHUNK", 3)
+    other = evaluate(made.algorithm, server.state, fleet, 4, 1)
+    same((server.state, fleet.kept), before)
+    assert list(one.personalized) == list(one.after_training) == ["accuracy", "loss"]
+    for metric, values in one.personalized.items():
+        assert np.isfinite(values).tolist() == [True] * 4
+        np.testing.assert_allclose(other.personalized[metric], values, rtol=0, atol=1e-6)  # products of fewer rows
+        after = one.after_training[metric]
+        assert np.isnan(after).tolist() == [False, True, True, False]
+        assert np.array_equal(after, other.after_training[metric], equal_nan=True)
+    assert one.missing == other.missing == {}
     assert server.t == 1
+
+
+# ---- clients that do not answer
+
+
+def test_the_update_sees_what_those_got_who_answered() -> None:
+    made = setting(PFedLA(), "mlp")
+    found, everybody = [], data(4)
+    for fleet, ids in ((WireFleet(made, everybody, lost=(1,)), [0, 1, 3]), (fleet_of(made, everybody), [0, 3])):
+        server = server_of(made, 4)
+        server.state.theta["fc1"] += torch.arange(4.0)[:, None]  # so that everybody gets something else
+        missing = run_round(made.algorithm, server, fleet, ids)
+        assert missing == ({1: "out of reach"} if len(ids) == 3 else {})
+        found.append(server.state)
+    same(*found, atol=1e-6)
+
+
+def test_a_round_that_nobody_answers_changes_nothing_but_its_number(algorithm: Algorithm[Any]) -> None:
+    made = setting(algorithm)
+    server, fleet = server_of(made, 3), WireFleet(made, data(3), lost=(0, 2))
+    before = copy.deepcopy((server.state, fleet.own()))
+    assert run_round(made.algorithm, server, fleet, [0, 2]) == {0: "out of reach", 2: "out of reach"}
+    assert server.t == 1
+    same((server.state, fleet.own()), before)
+    table = server.ledger.arrays()
+    assert table["client"].tolist() == [0, 2]
+    assert server.ledger.up == server.ledger.overhead_up == 0
+    assert (table["down"].sum(1) + table["down:header"] > 0).all()  # they were asked
+    run_round(made.algorithm, server, fleet, [0, 1])  # and the next one is played as ever
+    assert [device.kept.rounds.item() for device in fleet.devices.values()] == [0, 1, 0]
+
+
+def test_a_run_that_nobody_answers_ends_with_a_record_without_figures(tmp_path: Path) -> None:
+    record = RunRecord.create(tmp_path / "run", "", {})
+    outcome = outcome_of(FedAvg(), record, fleet=partial(WireFleet, lost=(0, 1, 2, 3)), rounds=2)
+    record.release()
+    (found,) = outcome.history
+    figures = [f"accuracy_{what}" for what in ("mean", "std", "worst", "p10")]
+    assert [found[figure] for figure in figures] == [None] * 4
+    assert found["clients"] == {}
+    assert found["missing"] == {str(client): "out of reach" for client in range(4)}
+    assert outcome.personalized == {}
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line, parse_constant=refuse) == found
+
+
+def test_a_client_missing_from_an_evaluation_is_left_out_of_its_figures() -> None:
+    made, n = setting(PFedLA()), 4
+    server, lossy = server_of(made, n), WireFleet(made, data(n, test_seed=9))
+    run_round(made.algorithm, server, lossy, [0, 1])
+    everybody = evaluate(made.algorithm, server.state, lossy, n, 1)
+    lossy.lost = (1, 2)
+    some = evaluate(made.algorithm, server.state, lossy, n, 1)
+    assert (everybody.missing, some.missing) == ({}, {1: "out of reach", 2: "out of reach"})
+    for of_all, of_some in zip(everybody[:2], some[:2], strict=True):
+        for metric, values in of_all.items():
+            assert np.isnan(of_some[metric][[1, 2]]).all()
+            assert np.array_equal(of_some[metric][[0, 3]], values[[0, 3]], equal_nan=True)
+
+
+def test_the_record_says_who_is_missing_and_counts_the_others() -> None:
+    outcome = outcome_of(FedAvg(), fleet=partial(WireFleet, lost=(1,)))
+    for record in outcome.history:
+        assert record["missing"] == {"1": "out of reach"}
+        accuracy, loss = record["clients"]["accuracy"], record["clients"]["loss"]
+        assert [value is None for value in accuracy] == [value is None for value in loss] == [False, True, False, False]
+        known = np.array([value for value in accuracy if value is not None])
+        assert record["accuracy_mean"] == pytest.approx(known.mean(), abs=1e-6)
+        assert record["accuracy_std"] == pytest.approx(known.std(), abs=1e-6)
+        assert record["accuracy_worst"] == pytest.approx(known.min(), abs=1e-6)
+        assert record["loss_mean"] == pytest.approx(np.mean([value for value in loss if value is not None]), abs=1e-6)
+        after = record["clients"]["accuracy_after_training"]
+        assert after[1] is None
+        known = np.array([value for value in after if value is not None])
+        assert record["accuracy_after_training"] == pytest.approx(known.mean(), abs=1e-6)
+    assert not any("missing" in record for record in outcome_of(FedAvg()).history)
+
+
+def test_who_is_missing_in_a_round_is_logged_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    schedule, fleet = Schedule(participants=3), partial(WireFleet, lost=(1,))
+    outcome_of(FedAvg(), fleet=fleet, rounds=6)
+    asked = [t for t in range(1, 7) if 1 in participants(schedule, t, 4)]
+    assert 0 < len(asked) < 6
+    assert [record.message for record in caplog.records] == [
+        f"client 1 did not answer in round {t}: out of reach" for t in asked
+    ]
+
+
+# ---- a codec in the place of pack and unpack
+
+
+def travel_in_half_precision(patch: pytest.MonkeyPatch) -> None:
+    """Have layers travel as float16, both ways, seen by nobody but `pack` and `unpack`."""
+
+    def pack(payload: Payload) -> Payload:
+        return payload._replace(layers={key: rows.half() for key, rows in payload.layers.items()})
+
+    def unpack(packed: Payload) -> Payload:
+        assert all(rows.dtype == torch.float16 for rows in packed.layers.values())
+        return packed._replace(layers={key: rows.float() for key, rows in packed.layers.items()})
+
+    for place in ("pfedla.rounds", "pfedla.client"):
+        patch.setattr(f"{place}.pack", pack)
+        patch.setattr(f"{place}.unpack", unpack)
+
+
+@pytest.mark.parametrize("fleet", [fleet_of, WireFleet])
+def test_the_ledger_counts_what_a_codec_packs(fleet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = play(FedAvg(), fleet=fleet).server.ledger.arrays()
+    travel_in_half_precision(monkeypatch)
+    played = play(FedAvg(), fleet=fleet)
+    packed = played.server.ledger.arrays()
+    for direction in ("down", "up"):
+        assert (packed[direction] > 0).all()
+        assert np.array_equal(2 * packed[direction], plain[direction])
+    assert np.array_equal(packed["up:#examples"], plain["up:#examples"])
+    if isinstance(played.fleet, WireFleet):
+        sent = sum(len(message) for *_, message in played.fleet.messages)
+        assert sent == sum(values.sum() for key, values in packed.items() if key.startswith(("down", "up")))
+
+
+def test_what_the_clients_unpacked_is_what_reaches_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, list[int], Payload]] = []
+    uploads: dict[str, list[Payload]] = {"sent": [], "taken": []}
+
+    class Recording(PFedLA):
+        def download(self, state: Any, ids: Tensor) -> Payload:
+            seen.append(("download", ids.tolist(), copy.deepcopy(super().download(state, ids))))
+            return seen[-1][2]
+
+        def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
+            seen.append(("train", list(task.ids), got))
+            kept, upload = super().train(own, got, task)
+            uploads["sent"].append(upload)
+            return kept, upload
+
+        def update(self, state: Any, ids: Tensor, got: Payload, upload: Payload) -> Any:
+            seen.append(("update", ids.tolist(), got))
+            uploads["taken"].append(copy.deepcopy(upload))
+            return super().update(state, ids, got, upload)
+
+    travel_in_half_precision(monkeypatch)
+    made = setting(Recording())
+    run_round(made.algorithm, server_of(made, 3), fleet_of(made, data(3)), [0, 2])
+    (_, ids, downloaded), *trained, (last, updated, got) = seen
+    assert (ids, last, updated) == ([0, 2], "update", [0, 2])
+    by_client = {clients[0]: payload for _, clients, payload in trained}
+    same(got, Payload.stack([by_client[0], by_client[2]]))
+    same(got.layers, {key: rows.half().float() for key, rows in downloaded.layers.items()})
+    assert not torch.equal(got.layers["fc"], downloaded.layers["fc"])
+    (taken,), sent = uploads["taken"], Payload.stack(uploads["sent"][::-1])  # the client with more samples came first
+    same(taken.layers, {key: rows.half().float() for key, rows in sent.layers.items()})
+    assert not torch.equal(taken.layers["fc"], sent.layers["fc"])
+
+
+def test_with_a_codec_clients_are_scored_on_what_they_unpack(monkeypatch: pytest.MonkeyPatch) -> None:
+    travel_in_half_precision(monkeypatch)
+    made, clients = setting(FedAvg()), data(3, test_seed=9)
+    found = evaluate(made.algorithm, server_of(made, 3).state, fleet_of(made, clients), 3, 0)
+    theta, model = theta_of(made), FlatModel(made.template, made.spec)
+    halved = {key: rows.half().float() if rows.is_floating_point() else rows for key, rows in theta.items()}
+    for client, mine in clients.items():
+        losses = [score(model, layers, [mine.test])["loss"][0] for layers in (halved, theta)]
+        assert found.personalized["loss"][client] == losses[0] != losses[1]

@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+import pfedla
+from pfedla import tensorfile
 from pfedla.algorithm import Algorithm
-from pfedla.algorithms import PFedLA
-from pfedla.checkpoint import load_tensors, restore, save_tensors, tensors_of
-from pfedla.config import Run
+from pfedla.algorithms import FedAvg, PFedLA
 from pfedla.errors import RunError
-from pfedla.fleet import Setting
-from pfedla.rundirectory import RunDirectory
-from pfedla.simulation import Progress, Result, simulate
+from pfedla.record import RunRecord
+from pfedla.rounds import Progress
 from pfedla.storage import is_mapped, let_go, mapped, repeat, stack, zeros
-from pfedla.training import Samples
-
-FACTS = {"algorithm": "a", "dataset": "d", "clients": 4, "rounds": 4, "seed": 0}
-
-Same = Callable[..., None]
+from pfedla.tree import flatten, restore
+from tests.world import net, outcome_of, same, same_outcome, samples, setting, theta_of
 
 
-def test_rows_on_disk_are_the_rows_in_memory_and_leave_no_file(tmp_path: Path, same: Same) -> None:
+def test_rows_on_disk_are_the_rows_in_memory_and_leave_no_file(tmp_path: Path) -> None:
     row, pieces = torch.rand(1, 5), [torch.rand(2, 3), torch.rand(1, 3)]
 
     def make() -> tuple[torch.Tensor, ...]:
@@ -86,54 +82,67 @@ def test_without_a_way_to_reserve_space_the_free_space_is_asked(
         assert zeros((3,)).tolist() == [0, 0, 0]
 
 
-def test_a_state_on_disk_is_restored_in_place(setting: Callable[..., Setting], tmp_path: Path, same: Same) -> None:
-    made = setting(PFedLA())
-    theta = made.spec.read(made.template)
-    saved = made.algorithm.init(theta, 5, torch.Generator().manual_seed(1))
-    save_tensors(tmp_path / "state.safetensors", saved)
+def test_a_state_on_disk_is_restored_in_place(tmp_path: Path) -> None:
+    made, path = setting(PFedLA()), tmp_path / "state.safetensors"
+    saved = made.algorithm.init(theta_of(made), 5, torch.Generator().manual_seed(1))
+    with path.open("wb") as file:
+        tensorfile.write(file, flatten(saved))
     with mapped(tmp_path):
-        state = made.algorithm.init(theta, 5, torch.Generator().manual_seed(2))
-    places = {key: x.data_ptr() for key, x in tensors_of(state) if is_mapped(x)}
+        state = made.algorithm.init(theta_of(made), 5, torch.Generator().manual_seed(2))
+    places = {key: x.data_ptr() for key, x in flatten(state).items() if is_mapped(x)}
     assert {"theta/conv", "heads/value/weight", "heads/first/weight", "body/second/weight1"} <= set(places)
-    restored = restore(state, load_tensors(tmp_path / "state.safetensors"))
+    restored = restore(state, load_file(path))
     same(restored, saved)
-    assert places == {key: x.data_ptr() for key, x in tensors_of(restored) if key in places}
+    assert places == {key: x.data_ptr() for key, x in flatten(restored).items() if key in places}
 
 
 # ---- whole runs
 
 
-@pytest.fixture
-def play(setting: Callable[..., Setting], data: Callable[..., list[Samples]]) -> Callable[..., Result]:
-    def run(algorithm: Algorithm[Any], directory: RunDirectory | None = None, watch: Any = None, **run: Any) -> Result:
-        settings = Run(**{"rounds": 4, "participants": 3, "eval_every": 2, "workers": 0, **run})
-        return simulate(setting(algorithm), data(4), data(4, seed=9), settings, FACTS, directory, watch)
-
-    return run
-
-
-def test_a_run_on_disk_is_a_run_in_memory(
-    algorithm: Algorithm[Any], play: Callable[..., Result], same: Same, tmp_path: Path
-) -> None:
-    directory = RunDirectory.create(tmp_path / "run", "")
-    expected = play(algorithm)
-    for found in (play(algorithm, directory, storage="disk"), play(algorithm, storage="disk")):
-        same(found.personalized, expected.personalized)
-        assert [r["clients"] for r in found.history] == [r["clients"] for r in expected.history]
-        assert all(is_mapped(rows) for rows in found.personalized.values())
-    assert sorted(path.name for path in directory.path.iterdir()) == ["config.toml", "metrics.jsonl"]
+def test_a_run_on_disk_is_a_run_in_memory(algorithm: Algorithm[Any], tmp_path: Path) -> None:
+    record = RunRecord.create(tmp_path / "run", "", {})
+    with mapped(record.path):
+        found = outcome_of(algorithm, record, rounds=4)
+    same_outcome(found, outcome_of(algorithm, rounds=4))
+    assert all(is_mapped(rows) for rows in found.personalized.values())
+    assert sorted(path.name for path in record.path.iterdir()) == ["config.toml", "metrics.jsonl", "run.json"]
 
 
-def test_a_run_on_disk_goes_on_after_ctrl_c(play: Callable[..., Result], same: Same, tmp_path: Path) -> None:
+def test_a_run_on_disk_goes_on_after_ctrl_c(tmp_path: Path) -> None:
     def stop(progress: Progress) -> None:
         if progress.t == 2:
             raise KeyboardInterrupt
 
-    directory = RunDirectory.create(tmp_path / "run", "")
-    with pytest.raises(KeyboardInterrupt):
-        play(PFedLA(), directory, stop, storage="disk")
-    found = play(PFedLA(), directory, storage="disk")
-    same(found.personalized, play(PFedLA()).personalized)
+    record = RunRecord.create(tmp_path / "run", "", {})
+    with mapped(record.path):
+        with pytest.raises(KeyboardInterrupt):
+            outcome_of(PFedLA(), record, stop, rounds=4)
+        found = outcome_of(PFedLA(), record, rounds=4)
+    same_outcome(found, outcome_of(PFedLA(), rounds=4))
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_storage_on_disk_is_in_the_runs_folder_or_in_a_temporary_one(
+    recorded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places: list[Path | None] = []
+
+    def telling(directory: Path | None) -> Any:
+        places.append(directory)
+        return mapped(directory)
+
+    monkeypatch.setattr("pfedla.experiment.mapped", telling)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    out = tmp_path / "run" if recorded else None
+    clients = [mine.take(slice(None), torch.empty(0)) for mine in samples(3)]
+    results = [
+        pfedla.run(FedAvg(), net, clients, rounds=1, workers=0, storage=storage, out=place)
+        for storage, place in (("disk", out), ("memory", None))
+    ]
+    assert places == [out or tmp_path, None]
+    same(results[0].personalized, results[1].personalized)
+    assert [is_mapped(result.personalized["conv"]) for result in results] == [True, False]
+    assert [path.name for path in tmp_path.rglob("*.rows")] == []
 
 
 RESIDENT = """
@@ -142,7 +151,7 @@ from pathlib import Path
 
 import torch
 
-from pfedla.algorithms import PFedLA
+from pfedla.algorithms import PFedLAPeers
 from pfedla.storage import mapped
 from pfedla.wire import Payload
 
@@ -158,12 +167,12 @@ def play(clients):
     made = resident()
     algorithm.update(state, ids, algorithm.download(state, ids), upload)
     after = resident()
-    return before, made, after, float(state.theta["a"].sum(dtype=torch.float64)), resident()
+    return before, made, after, float(state.clients.theta["a"].sum(dtype=torch.float64)), resident()
 
 
 torch.set_num_threads(1)
 numbers, ids = 250_000, torch.tensor([3, 1])
-algorithm = PFedLA(peers=3, embedding=4, hidden=4)
+algorithm = PFedLAPeers(peers=3, embedding=4, hidden=4, sources={})
 upload = Payload.of({"a": torch.ones(2, numbers)}, torch.ones(2, 1, dtype=torch.bool), ("a",))
 play(6)  # brings the code to memory
 print(*play(200))

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,27 +10,24 @@ from torch import nn
 from torch.nn import functional
 
 from pfedla.algorithms import FedAvg
+from pfedla.engine import FlatModel
 from pfedla.errors import ConfigError, RunError
-from pfedla.fleet import Setting
-from pfedla.layers import FlatModel, LayerSpec
+from pfedla.layers import LayerSpec
 from pfedla.randomness import stream
 from pfedla.training import EVALUATION_BATCH, Samples, Task, Training, score
-
-Make = Callable[..., Setting]
-TaskOf = Callable[..., Task]
+from tests import world
+from tests.world import setting, task_of, theta_of
 
 LIKE = torch.empty(0)  # a model in single precision on the CPU
 
 
 @pytest.mark.parametrize(("momentum", "weight_decay"), [(0.0, 0.0), (0.9, 0.01)])
-def test_fit_is_a_bare_loop_of_torch(
-    momentum: float, weight_decay: float, setting: Make, task_of: TaskOf, data: Callable[..., list[Samples]]
-) -> None:
+def test_fit_is_a_bare_loop_of_torch(momentum: float, weight_decay: float) -> None:
     made = setting(FedAvg(), "mlp", momentum=momentum, weight_decay=weight_decay, local_epochs=3)
     client, t = 1, 4
     task = task_of(made, [client], t)
-    trained = task.fit(made.spec.read(made.template))
-    module, samples = copy.deepcopy(made.template), data(7)[client]
+    trained = task.fit(theta_of(made))
+    module, samples = copy.deepcopy(made.template), world.samples(7)[client]
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=momentum, weight_decay=weight_decay)
     order = stream(made.seed, "batches", t, client)
     for _ in range(3):
@@ -47,7 +43,7 @@ def test_fit_is_a_bare_loop_of_torch(
 @pytest.mark.parametrize(
     ("count", "size", "batches"), [(9, 4, [4, 5]), (8, 4, [4, 4]), (10, 4, [4, 4, 2]), (1, 4, [1]), (3, 8, [3])]
 )
-def test_a_last_batch_of_one_joins_the_one_before(count: int, size: int, batches: list[int], setting: Make) -> None:
+def test_a_last_batch_of_one_joins_the_one_before(count: int, size: int, batches: list[int]) -> None:
     made = setting(FedAvg(), "mlp", batch_size=size, local_epochs=2)
     samples = Samples(np.arange(count, dtype=np.float32)[:, None], np.zeros(count, dtype=np.int64))
     task = Task(FlatModel(copy.deepcopy(made.template), made.spec), [samples], [0], made.training, 0, 1)
@@ -57,9 +53,9 @@ def test_a_last_batch_of_one_joins_the_one_before(count: int, size: int, batches
         assert sorted(x for batch in epoch for x in batch) == list(range(count))
 
 
-def test_batches_depend_on_seed_round_and_client_alone(setting: Make, task_of: TaskOf) -> None:
+def test_batches_depend_on_seed_round_and_client_alone() -> None:
     made = setting(FedAvg())
-    start = made.spec.read(made.template)
+    start = theta_of(made)
     twice = {key: rows.repeat(2, 1) for key, rows in start.items()}
     alone, after_another = task_of(made, [2]).fit(start), task_of(made, [0, 2]).fit(twice)
     assert all(torch.equal(alone[key][0], after_another[key][1]) for key in start)
@@ -68,9 +64,9 @@ def test_batches_depend_on_seed_round_and_client_alone(setting: Make, task_of: T
     assert not torch.equal(alone["fc"], task_of(other_seed, [2]).fit(start)["fc"])
 
 
-def test_training_draws_dropout_from_its_own_address(setting: Make, task_of: TaskOf) -> None:
+def test_training_draws_dropout_from_its_own_address() -> None:
     made = setting(FedAvg())
-    start = made.spec.read(made.template)
+    start = theta_of(made)
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
     one = task_of(made, [0]).fit(start)
@@ -79,7 +75,7 @@ def test_training_draws_dropout_from_its_own_address(setting: Make, task_of: Tas
     assert all(torch.equal(rows, one[key]) for key, rows in task_of(made, [0]).fit(start).items())
 
 
-def test_a_task_is_split_by_seed_key_and_client_alone(setting: Make, task_of: TaskOf) -> None:
+def test_a_task_is_split_by_seed_key_and_client_alone() -> None:
     made = setting(FedAvg())
 
     def values(task: Task, row: int) -> list[float]:
@@ -98,10 +94,10 @@ def test_a_task_is_split_by_seed_key_and_client_alone(setting: Make, task_of: Ta
     assert len(whole.split(0.001, "part")[0].samples[0]) == 1
 
 
-def test_divergence_names_client_and_round(setting: Make, task_of: TaskOf) -> None:
+def test_divergence_names_client_and_round() -> None:
     made = setting(FedAvg(), "mlp", lr=1e30)
     with pytest.raises(RunError, match=r"diverged at client 3 in round 9.*Lower training\.lr \(now 1e\+30\)"):
-        task_of(made, [3], t=9).fit(made.spec.read(made.template))
+        task_of(made, [3], t=9).fit(theta_of(made))
 
 
 def test_images_of_bytes_are_scaled_and_others_are_not() -> None:
@@ -121,7 +117,8 @@ def test_images_come_back_in_their_shape() -> None:
     x = torch.arange(2 * 3 * 4 * 5, dtype=torch.float32).view(2, 3, 4, 5)
     samples = Samples(x, torch.tensor([2, 0]))
     assert torch.equal(samples.take(torch.tensor([1, 0]), LIKE)[0], x[[1, 0]])
-    assert (len(samples), samples.labels) == (2, (0, 2))
+    assert len(samples) == 2
+    assert samples.targets.tolist() == [2, 0]
 
 
 def test_scores_are_the_share_of_right_answers_and_the_mean_loss() -> None:
@@ -133,36 +130,43 @@ def test_scores_are_the_share_of_right_answers_and_the_mean_loss() -> None:
     found = score(FlatModel(module, spec), rows, [samples, samples])
     for row, logits in enumerate((x, x[:, ::-1])):
         losses = [np.log(np.exp(z).sum()) - z[label] for z, label in zip(logits, y, strict=True)]
-        assert found.loss[row] == pytest.approx(np.mean(losses), rel=1e-6)
-    assert found.accuracy.tolist() == [0.75, 0.25]
+        assert found["loss"][row] == pytest.approx(np.mean(losses), rel=1e-6)
+    assert found["accuracy"].tolist() == [0.75, 0.25]
 
 
-def test_scores_do_not_depend_on_batches_and_leave_statistics_alone(setting: Make) -> None:
+def test_scores_do_not_depend_on_batches_and_leave_statistics_alone() -> None:
     made = setting(FedAvg())
     rng = np.random.default_rng(0)
     count = EVALUATION_BATCH + 7
     many = Samples(rng.normal(size=(count, 2, 6, 6)).astype(np.float32), rng.integers(0, 3, count))
-    model, layers = FlatModel(copy.deepcopy(made.template), made.spec), made.spec.read(made.template)
+    model, layers = FlatModel(copy.deepcopy(made.template), made.spec), theta_of(made)
     found = score(model, layers, [many])
     with torch.no_grad():
         x, y = many.take(slice(0, count), LIKE)
         logits = copy.deepcopy(made.template).eval()(x)
-    assert found.accuracy[0] == pytest.approx(float((logits.argmax(1) == y).double().mean()))
-    assert found.loss[0] == pytest.approx(float(functional.cross_entropy(logits, y)), rel=1e-5)
+    assert found["accuracy"][0] == pytest.approx(float((logits.argmax(1) == y).double().mean()))
+    assert found["loss"][0] == pytest.approx(float(functional.cross_entropy(logits, y)), rel=1e-5)
     assert all(torch.equal(rows, layers[key]) for key, rows in model.read().items())
 
 
-def test_without_test_samples_there_is_no_score(setting: Make) -> None:
+def test_without_test_samples_there_is_no_score() -> None:
     made = setting(FedAvg(), "mlp")
     none = Samples(np.zeros((0, 2, 6, 6), dtype=np.float32), np.zeros(0, dtype=np.int64))
-    found = score(FlatModel(copy.deepcopy(made.template), made.spec), made.spec.read(made.template), [none])
-    assert np.isnan(found.accuracy[0])
-    assert np.isnan(found.loss[0])
+    found = score(FlatModel(copy.deepcopy(made.template), made.spec), theta_of(made), [none])
+    assert np.isnan(found["accuracy"][0])
+    assert np.isnan(found["loss"][0])
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"local_epochs": 0}, {"batch_size": 0}, {"lr": 0.0}, {"momentum": 1.0}, {"weight_decay": -1.0}]
+    ("wrong", "message"),
+    [
+        ({"local_epochs": 0}, "local_epochs = 0 must be at least 1"),
+        ({"batch_size": 0}, "batch_size = 0 must be at least 1"),
+        ({"lr": 0.0}, r"lr = 0\.0 must be above 0"),
+        ({"momentum": 1.0}, r"momentum = 1\.0 must be at least 0 and below 1"),
+        ({"weight_decay": -1.0}, r"weight_decay = -1\.0 must be at least 0"),
+    ],
 )
-def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=rf"training\.{next(iter(wrong))} = .* is out of range"):
+def test_settings_out_of_range_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^training\.{message}$"):
         Training(**wrong)

@@ -137,6 +137,11 @@ def download(made: Setting, ids: Sequence[int], n: int = 4) -> Payload:
     return pack(made.algorithm.download(server_of(made, n).state, torch.tensor(ids)))
 
 
+def uploads(fleet: Fleet, made: Setting, ids: Sequence[int], t: int = 1, n: int = 4) -> Payload:
+    """Return what clients send back if the first round's models are sent to them, client after client."""
+    return Payload.stack(list(fleet.train(ids, download(made, ids, n), t).by_client.values()))
+
+
 @dataclass
 class Played:
     """A federation after some rounds."""
@@ -198,6 +203,24 @@ def outcome_of(
         return run(made, clients, n, when, record, watch, checkpoint_every=checkpoint_every)
 
 
+def shared_and_own(algorithm: Algorithm[Any]) -> tuple[set[str], Layers, Layers]:
+    """Return what a method of averaged and personal layers does in a round of three clients.
+
+    The entries that are sent, found to be everybody's weighted mean; the personalized models; and the clients' own.
+    """
+    ids = [0, 1, 2]
+    played, everybody = play(algorithm, [ids]), samples(3)
+    shared = set(played.setting.algorithm.download(played.state, torch.tensor(ids)).layers)
+    personalized = played.personalized()
+    for key in shared:
+        expected = np.zeros(played.own[key].shape[1])
+        for client in ids:
+            expected += len(everybody[client]) / sum(map(len, everybody)) * played.own[key][client].numpy()
+        for client in ids:
+            np.testing.assert_allclose(personalized[key][client].numpy(), expected, atol=1e-6)
+    return shared, personalized, played.own
+
+
 class Device:
     """A client as a machine of its own: what it keeps never leaves it, and what it is sent and sends are bytes."""
 
@@ -216,12 +239,12 @@ class Device:
 class WireFleet:
     """A fleet of devices that are asked in random order, one at a time; every message is encoded and decoded."""
 
-    def __init__(self, made: Setting, clients: dict[int, ClientData]) -> None:
+    def __init__(self, made: Setting, clients: dict[int, ClientData], lost: tuple[int, ...] = ()) -> None:
         self.names = made.spec.names
+        self.lost = lost  # who never answers
         self.devices = {client: Device(made, client, mine) for client, mine in clients.items()}
         self.answered: list[int] = []
         self.messages: list[tuple[int, int, str, bytes]] = []
-        self.lost: tuple[int, ...] = ()  # who never answers
 
     def _ask(self, kind: Any, ids: Sequence[int], sent: Payload, t: int) -> dict[int, Any]:
         answers = {}

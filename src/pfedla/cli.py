@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
@@ -11,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from pfedla import __version__, kernels
+from pfedla import kernels
 from pfedla.algorithms import ALGORITHMS, describe
 from pfedla.comparison import COMPARISON, parse_variant, read_comparison
 from pfedla.comparison import compare as compare_variants
@@ -25,7 +27,7 @@ from pfedla.data.datasets import DATASETS, load_dataset
 from pfedla.data.splits import SPLITS, Groups
 from pfedla.demo import DEMO, DEMO_METHODS
 from pfedla.errors import ConfigError, PfedlaError
-from pfedla.experiment import federation_of, run_experiment
+from pfedla.experiment import experiment_of, federation_of, run_experiment
 from pfedla.experiment import resume as resume_run
 from pfedla.models import MODELS
 from pfedla.record import Result, RunRecord
@@ -33,6 +35,7 @@ from pfedla.report.federation import draw_federation, federation_table
 from pfedla.report.live import Live
 from pfedla.report.tables import VALUES, comparison_table, overview
 from pfedla.report.weights import draw_result
+from pfedla.version import __version__
 
 __all__ = ["cli", "main"]
 
@@ -135,7 +138,7 @@ def run(
         if settings not in ({}, {"machine": {"workers": workers}}) or out or overwrite:
             raise ConfigError("a run is resumed as it was configured: --resume takes no settings but --workers")
         out = resume
-        experiment = Experiment.load(RunRecord.unfinished(resume).config)
+        experiment = experiment_of(RunRecord.unfinished(resume))
     else:
         experiment = Experiment.from_tables(settings)
         out = out or _new_folder(experiment)
@@ -327,9 +330,12 @@ def data_show(settings: Tables, changes: Tables, out: Path) -> None:  # noqa: AR
     if not experiment.data.folder:
         title += f", {experiment.split.name}, seed {experiment.schedule.seed}"
     groups = _groups(experiment, len(federation.data))
-    _say(federation_table(federation.counts, federation.classes, title=title, groups=groups))
+    counts, classes = federation.counts, federation.classes
+    if not classes:  # targets are no labels
+        counts, classes = np.array([[[len(part) for part in own]] for own in federation.data.values()]), ("samples",)
+    _say(federation_table(counts, classes, title=title, groups=groups))
     out.parent.mkdir(parents=True, exist_ok=True)
-    draw_federation(out, federation.counts, federation.classes, title, groups=groups)
+    draw_federation(out, counts, classes, title, groups=groups)
     _say(f"picture: {out}")
 
 
@@ -374,8 +380,8 @@ def _options_in(text: str) -> str:
     """Return the options that stand for the settings a message names, in brackets."""
     addresses = [(address, f"--{name}") for name, address, _, _ in (*METHOD_OPTION, *DATA_OPTIONS, *RUN_OPTIONS)]
     addresses += [("machine.download", "--download"), ("(out)", "--out"), ("overwrite it", "--overwrite")]
-    words = text.replace(",", " ").replace(":", " ").split()
-    found = [option for address, option in addresses if address in words or (" " in address and address in text)]
+    words = {*re.findall(r"[a-z_]+\.[a-z_]+", text), *re.findall(r"\(out\)|overwrite it", text)}
+    found = [option for address, option in addresses if address in words]
     return f" ({', '.join(found)})" if found else ""
 
 

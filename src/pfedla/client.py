@@ -103,8 +103,9 @@ class Runtime:
         return Kept(own, job.kept.rounds + 1), pack(upload)
 
     def personalize(self, job: Job) -> Layers:
-        """Return the client's personalized model."""
-        return self.setting.algorithm.personalize(job.kept.own, unpack(job.sent), self._task(job))
+        """Return the client's personalized model, and nothing that the method keeps beside it."""
+        model = self.setting.algorithm.personalize(job.kept.own, unpack(job.sent), self._task(job))
+        return {key: model[key] for key in self.setting.spec.slots}
 
     def evaluate(self, job: Job) -> Evaluation:
         """Score the personalized model, and the one after the client's latest training."""

@@ -28,7 +28,16 @@ from pfedla.rounds import Schedule
 from pfedla.settings import Count, Range, Settings, build, names_of
 from pfedla.training import Training
 
-__all__ = ["Experiment", "Machine", "Tables", "algorithm_name", "merge", "parse_assignments", "read_tables"]
+__all__ = [
+    "Experiment",
+    "Machine",
+    "Tables",
+    "algorithm_name",
+    "merge",
+    "parse_assignments",
+    "parse_value",
+    "read_tables",
+]
 
 log = logging.getLogger("pfedla")
 
@@ -49,7 +58,6 @@ ABSENT = {  # what once stood for "by default"
     "data.folder": "",
     "data.test_samples_per_client": 0,
     "data.fewest_samples": 0,
-    "algorithm.peers": 0,
 }
 
 
@@ -112,9 +120,9 @@ class Experiment:
         tables: Tables = {}
         for part in dataclasses.fields(self):
             value = getattr(self, part.name)
-            if isinstance(value, Settings):
-                found = {name: _plain(getattr(value, name)) for name in names_of(value)}
-                tables[part.name] = {name: setting for name, setting in found.items() if setting is not None}
+            names = names_of(value) if isinstance(value, Settings) else []
+            found = {name: _plain(getattr(value, name)) for name in names}
+            tables[part.name] = {name: setting for name, setting in found.items() if setting is not None}
         tables["algorithm"] = {"name": algorithm_name(self.algorithm), **tables["algorithm"]}
         tables["split"] = {"name": self.split.name, **tables["split"]}
         tables["objective"] = {"name": self.objective.name}
@@ -126,7 +134,10 @@ class Experiment:
 
     def toml(self) -> str:
         """Return the complete configuration as TOML."""
-        return tomli_w.dumps(self.tables())
+        try:
+            return tomli_w.dumps(self.tables())
+        except TypeError as error:
+            raise ConfigError(f"the configuration cannot be written to a file: {error}") from None
 
 
 def algorithm_name(algorithm: Algorithm[Any]) -> str:
@@ -139,10 +150,10 @@ def algorithm_name(algorithm: Algorithm[Any]) -> str:
 def read_tables(path: Path) -> Tables:
     """Read a TOML file; one of an earlier version is brought up to date, and a warning says what moved."""
     try:
-        tables, moved = _modernized(tomllib.loads(path.read_text()))
+        tables, moved = _modernized(tomllib.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise ConfigError(f"there is no configuration file {path}") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as TOML: {error}") from None
     if moved:
         log.warning("%s is of an earlier version; these settings have moved: %s", path, ", ".join(moved))
@@ -170,11 +181,16 @@ def _modernized(tables: dict[str, Any]) -> tuple[Tables, list[str]]:
             new.setdefault(place.partition(".")[0], {})[place.partition(".")[2]] = value
         if section not in ("run",):
             new.setdefault(section, {})
-    method = new.get("algorithm", {})
-    if "peers" in method and method.get("name", "pfedla") in ("pfedla", "heurpfedla"):
-        retain = {"retain": 1} if method.get("name") == "heurpfedla" else {}
-        new["algorithm"] = {**retain, **method, "name": "pfedla-peers"}
-        moved.append("algorithm.peers is now a setting of the algorithm pfedla-peers")
+    few = {"peers", "refresh"}
+    method: Any = new.get("algorithm", {})
+    named = method.get("name", "pfedla") if isinstance(method, Mapping) else None
+    if named in ("pfedla", "heurpfedla") and method.keys() & few:
+        if method.get("peers"):
+            retain = {"retain": 1} if named == "heurpfedla" else {}
+            new["algorithm"] = {**retain, **method, "name": "pfedla-peers"}
+        else:  # everybody is everybody's candidate
+            new["algorithm"] = {key: value for key, value in method.items() if key not in few}
+        moved.append("algorithm.peers and algorithm.refresh are now settings of the algorithm pfedla-peers")
     return new, moved
 
 
@@ -237,9 +253,13 @@ def _objective(table: Mapping[str, Any]) -> Objective:
         raise unknown_name("setting", f"objective.{unknown[0]}", ["objective.name"])
     name = table.get("name", DEFAULT_NAMES["objective"])
     if ":" in str(name):
-        found = import_object(name, "objective.name")()
+        try:
+            found = import_object(name, "objective.name")()
+        except TypeError as error:
+            raise ConfigError(f"objective.name = {name!r} must be called without arguments: {error}") from None
         if not isinstance(found, Objective):
             raise ConfigError(f"objective.name = {name!r} returned {type(found).__name__}, not a pfedla.Objective")
+        object.__setattr__(found, "origin", name)
         return found
     if str(name) not in OBJECTIVES:
         raise unknown_name("objective", str(name), OBJECTIVES)

@@ -30,7 +30,7 @@ from pfedla.storage import mapped
 from pfedla.training import Training
 from pfedla.version import __version__
 
-__all__ = ["federation_of", "load", "prepare", "resume", "run", "run_experiment"]
+__all__ = ["experiment_of", "federation_of", "load", "prepare", "resume", "run", "run_experiment"]
 
 PYTHON = "python"  # the model of a run whose model and data came from Python
 
@@ -74,7 +74,7 @@ def resume(
     """Resume an unfinished run from its checkpoint; the result is as if it had never stopped."""
     record = RunRecord.resume(path)
     try:
-        experiment = _experiment_of(record, {} if workers is None else {"machine": {"workers": workers}})
+        experiment = experiment_of(record, {} if workers is None else {"machine": {"workers": workers}})
         federation = federation or federation_of(experiment)
         setting = prepare(experiment, federation)
     except BaseException:
@@ -92,10 +92,14 @@ def load(path: Path | str, model: Callable[[], nn.Module] | nn.Module | None = N
     if not record.complete:
         raise RunError(f"{record.path} holds no complete run")
     facts, template, groups = record.facts(), None, None
+    if missing := {"names", "shape", "outputs"} - facts.keys():
+        raise RunError(
+            f"{record.path} is damaged or of an earlier version: nothing tells its {', '.join(sorted(missing))}"
+        )
     if model is not None:
         template, groups = _first_model(model, 0), facts.get("layers")
     elif facts.get("model") != PYTHON:
-        experiment = _experiment_of(record)
+        experiment = experiment_of(record)
         template, groups = _template(experiment, tuple(facts["shape"]), facts["outputs"]), experiment.model.layers
     spec = LayerSpec.of(template, groups) if template else None
 
@@ -184,6 +188,8 @@ def run(
     if not isinstance(algorithm, Algorithm):
         raise ConfigError(f"algorithm must be one such as pfedla.PFedLA(), not {algorithm!r}")
     objective = objective or Classification()
+    if not isinstance(objective, Objective):
+        raise ConfigError(f"objective must be one such as pfedla.Regression(), not {objective!r}")
     names = [f"client-{i}" for i in range(len(clients))]
     federation = own_data(clients, names, train_fraction, seed, by_class=objective.by_class)
     experiment = Experiment(
@@ -240,10 +246,12 @@ def _pool_of(machine: Machine) -> Callable[..., Pool]:
     return partial(ray_pool, address=machine.ray_address)
 
 
-def _experiment_of(record: RunRecord, changes: dict[str, dict[str, Any]] | None = None) -> Experiment:
+def experiment_of(record: RunRecord, changes: dict[str, dict[str, Any]] | None = None) -> Experiment:
     """Return the configuration of a run; refuse one that came from Python."""
     if record.facts().get("model") == PYTHON:
-        raise RunError(f"the run in {record.path} was started from Python, with a model and data of its own")
+        raise RunError(
+            f"the run in {record.path} was started from Python, with a model and data of its own: run it again"
+        )
     return Experiment.load(record.config, changes)
 
 

@@ -73,7 +73,7 @@ class Ledger:
         Bytes beside the layers are `(lines,)`: `down:header`, and `up:#examples` for a value.
         """
         fixed = ["round", "client", *(f"{direction}{part}" for part in ("", ":header") for direction in DIRECTIONS)]
-        columns = dict.fromkeys([*fixed, *(key for lines in self._rounds for key in lines)])
+        columns = dict.fromkeys([*fixed, *sorted(key for lines in self._rounds for key in lines)])
         found: dict[str, np.ndarray] = {
             key: np.zeros((0, len(self.layers)) if key in DIRECTIONS else 0, dtype=np.int64) for key in columns
         }

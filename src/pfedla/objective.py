@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 from torch.nn import functional
@@ -31,6 +32,7 @@ class Objective(ABC):
     higher_is_better: bool = False
     percent: bool = False
     by_class: bool = False  # targets are labels of classes, one per sample, which can be counted
+    origin: ClassVar[str] = ""  # where configuration found it
 
     @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -47,16 +49,23 @@ class Objective(ABC):
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Refuse outputs, of a small batch, that do not go with all of a client's targets."""
         try:
-            loss = self.loss(outputs, targets[: len(outputs)])
+            few = targets[: len(outputs)]
+            loss: object = self.loss(outputs, few)
+            metrics = {name: float(above) + float(below) for name, (above, below) in self.measure(outputs, few).items()}
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             raise ModelError(f"{self.name} cannot compare {_shapes(outputs, targets)}: {error}") from error
-        if loss.dim():
-            raise ModelError(f"the loss of a batch must be one value, not a tensor of shape {tuple(loss.shape)}")
+        if not isinstance(loss, Tensor) or loss.dim():
+            what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise ModelError(f"the loss of a batch must be a tensor of one value, not {what}")
+        if missing := {self.headline, "loss"} - metrics.keys():
+            raise ModelError(f"{self.name} must measure {' and '.join(sorted(missing))}, not only {', '.join(metrics)}")
 
     @property
     def name(self) -> str:
-        """Its name in configuration, or its class's."""
-        return next((name for name, kind in OBJECTIVES.items() if kind is type(self)), type(self).__name__)
+        """The name by which configuration knows it: a short one, or `package.module:Class` (or what made it)."""
+        kind = type(self)
+        known = {cls: name for name, cls in OBJECTIVES.items()}
+        return self.origin or known.get(kind, f"{kind.__module__}:{kind.__qualname__}")
 
 
 @dataclass(frozen=True)
@@ -183,6 +192,8 @@ class PerPosition(Objective):
             raise ModelError(
                 f"the model must return logits of shape (batch, classes, positions...): {_shapes(outputs, targets)}"
             )
+        if targets.is_floating_point():
+            raise ModelError(f"labels must be whole numbers, not {targets.dtype}")
         counted = targets[targets != self.ignore]
         if len(counted) and not 0 <= int(counted.min()) <= int(counted.max()) < outputs.shape[1]:
             low, high = int(counted.min()), int(counted.max())
@@ -231,8 +242,8 @@ OBJECTIVES: dict[str, type[Objective]] = {
 
 def _alike(targets: Tensor, outputs: Tensor) -> Tensor:
     """Return targets in the outputs' type and shape: `(batch,)` goes with `(batch, 1)`, and never by broadcasting."""
-    if len(targets) != len(outputs) or targets.numel() != outputs.numel():
-        raise ValueError(f"there must be as many of one as of the other: {_shapes(outputs, targets)}")
+    if len(targets) != len(outputs) or targets.squeeze().shape != outputs.squeeze().shape:
+        raise ValueError("they must be of one shape")
     return targets.to(outputs.dtype).view_as(outputs)
 
 

@@ -21,7 +21,8 @@ import importlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -45,11 +46,12 @@ try:
 except ImportError:  # not on Windows: there is no lock, and no run is seen to be under way
     fcntl = None
 
-__all__ = ["Result", "RunRecord", "Snapshot"]
+__all__ = ["LAYERS", "ROUND", "Result", "RunRecord", "Snapshot"]
 
 CONFIG, FACTS, METRICS, SUMMARY = "config.toml", "run.json", "metrics.jsonl", "summary.json"
 LEDGER, DIAGNOSTICS, CHECKPOINT, ERROR = "ledger.npz", "diagnostics.npz", "checkpoint.safetensors", "error.txt"
 MODELS, PICTURES = "models", ("weights.png",)
+ROUND, LAYERS = "round", "layers"  # beside a method's own names in the diagnostics
 
 State = Literal["running", "done", "failed", "resumable"]
 
@@ -169,6 +171,7 @@ class RunRecord:
             _write(path / FACTS, json.dumps(facts, indent=2) + "\n")
             _write(path / CONFIG, config)
         except OSError as error:
+            record.release()
             raise RunError(f"cannot write to {path}: {error.strerror}") from None
         return record
 
@@ -223,8 +226,8 @@ class RunRecord:
             tensors = load_file(path)
             with safe_open(path, "pt") as file:
                 facts = json.loads(file.metadata()["facts"])
-        except (SafetensorError, OSError) as error:
-            raise RunError(f"cannot read {path}: {error}") from error
+        except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
+            raise RunError(f"cannot read {path}: {error!r}") from error
         diagnostics: dict[int, dict[str, np.ndarray]] = {}
         for key, tensor in tensors.items():
             if key.startswith("diagnostics/"):
@@ -245,10 +248,10 @@ class RunRecord:
 
     def finish(self, result: Result) -> None:
         """Write the results; the summary comes last, so that a folder with it is complete."""
-        np.savez_compressed(self.path / LEDGER, **result.ledger.arrays())  # type: ignore[arg-type]
+        ledger = result.ledger.arrays()
+        _save(self.path / LEDGER, ledger)
         if result.diagnostics:
-            layers = np.array(result.ledger.layers, dtype=np.str_)
-            np.savez_compressed(self.path / DIAGNOSTICS, layers=layers, **result.diagnostics)  # type: ignore[arg-type]
+            _save(self.path / DIAGNOSTICS, {LAYERS: ledger["layers"], **result.diagnostics})
         (self.path / MODELS).mkdir(exist_ok=True)
         for client in range(len(result.names)) if result.personalized else ():
             contiguous = {key: tensor.contiguous() for key, tensor in result.model(client).state_dict().items()}
@@ -267,6 +270,7 @@ class RunRecord:
     def release(self) -> None:
         """Let other processes write."""
         if self._lock is not None:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # processes that were forked meanwhile have the handle, too
             os.close(self._lock)
         self._lock = None
 
@@ -290,6 +294,8 @@ class RunRecord:
     @property
     def state(self) -> State:
         """How the run stands: under way in some process, done, failed, or stopped and resumable."""
+        if not self.exists:
+            raise RunError(f"{self.path} holds no run")
         if self.complete:
             return "done"
         if not self._take_lock(peek=True):
@@ -312,15 +318,22 @@ class RunRecord:
     def history(self) -> list[dict[str, Any]]:
         """Return the metrics of all evaluated rounds; a last line that was cut off in the middle is left out."""
         path = self.path / METRICS
-        records = []
-        for line in path.read_text().splitlines() if path.exists() else ():
-            with suppress(json.JSONDecodeError):
-                records.append(json.loads(line))
-        return records
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+            whole = [json.loads(line) for line in lines[:-1]]
+        except (OSError, ValueError) as error:
+            raise RunError(f"cannot read {path}: {error}") from error
+        with suppress(ValueError):
+            whole += [json.loads(line) for line in lines[-1:]]
+        return whole
 
     def ledger(self) -> Ledger:
         """Return the bytes that crossed the wire."""
-        return Ledger.of(self._arrays(LEDGER))
+        arrays = self._arrays(LEDGER)
+        try:
+            return Ledger.of(arrays)
+        except KeyError as error:
+            raise RunError(f"cannot read {self.path / LEDGER}: it has no {error}") from error
 
     def diagnostics(self) -> dict[str, np.ndarray]:
         """Return the method's diagnostics over the rounds, and the layers' names; empty if it has none."""
@@ -330,7 +343,10 @@ class RunRecord:
         """Return all personalized models that were kept, `{entry: (clients, values)}`."""
         rows: list[Layers] = []
         while (path := self._model(len(rows))).exists():
-            template.load_state_dict(load_file(path))
+            try:
+                template.load_state_dict(load_file(path))
+            except (SafetensorError, OSError, RuntimeError) as error:
+                raise RunError(f"cannot read {path} into the model: {error}") from error
             rows.append(spec.read(template))
         return {key: torch.cat([row[key] for row in rows]) for key in rows[0]} if rows else {}
 
@@ -339,16 +355,18 @@ class RunRecord:
 
     def _json(self, name: str) -> dict[str, Any]:
         try:
-            value: dict[str, Any] = json.loads((self.path / name).read_text())
+            value = json.loads((self.path / name).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise RunError(f"cannot read {self.path / name}: {error}") from error
+        if not isinstance(value, dict):
+            raise RunError(f"cannot read {self.path / name}: it holds no table")
         return value
 
     def _arrays(self, name: str) -> dict[str, np.ndarray]:
         try:
-            with np.load(self.path / name) as file:
-                return dict(file)
-        except (OSError, ValueError) as error:
+            with (self.path / name).open("rb") as file, np.load(file) as arrays:
+                return dict(arrays)
+        except Exception as error:  # a damaged archive can raise nearly anything
             raise RunError(f"cannot read {self.path / name}: {error}") from error
 
     # ---- both
@@ -383,5 +401,13 @@ class RunRecord:
 def _write(path: Path, text: str) -> None:
     """Write a text file atomically."""
     part = path.with_name(path.name + ".part")
-    part.write_text(text)
+    part.write_text(text, encoding="utf-8")
     part.replace(path)
+
+
+def _save(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays as a compressed `.npz`; numpy's own function takes some names for its arguments."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, values in arrays.items():
+            with file.open(f"{name}.npy", "w", force_zip64=True) as part:
+                np.lib.format.write_array(part, values, allow_pickle=False)

@@ -17,19 +17,20 @@ import torch
 
 from pfedla.algorithm import Algorithm
 from pfedla.client import Setting
-from pfedla.errors import ConfigError
+from pfedla.errors import ConfigError, RunError
 from pfedla.fleet import Answers, Fleet
 from pfedla.layers import Layers
 from pfedla.ledger import Ledger
 from pfedla.objective import Objective
 from pfedla.randomness import numpy_stream, stream
-from pfedla.record import RunRecord, Snapshot
+from pfedla.record import LAYERS, ROUND, RunRecord, Snapshot
 from pfedla.settings import Count, Settings
 from pfedla.storage import let_go, zeros
 from pfedla.training import Scores
 from pfedla.wire import Payload, pack, unpack
 
 __all__ = [
+    "Evaluated",
     "Outcome",
     "Progress",
     "Schedule",
@@ -243,13 +244,18 @@ class _Diagnostics:
 
     def keep(self, t: int, values: dict[str, torch.Tensor]) -> None:
         """Keep this round's values unless they are thinned out."""
+        if taken := {ROUND, LAYERS} & values.keys():
+            raise RunError(f"a method's diagnostics cannot be named {', '.join(taken)}: the record has its own")
+        first = next(iter(self.records.values()), None)
+        if first and {name: x.shape for name, x in first.items()} != {name: x.shape for name, x in values.items()}:
+            raise RunError("a method's diagnostics must have the same names and shapes in every round")
         size = sum(value.nbytes for value in values.values())
         if not size:
             return
         keep = max(2, min(RECORDS, RECORD_BYTES // size))
         every = -(-len(self.due) // keep)  # rounded up
         if (len(self.due) - 1 - self.due.index(t)) % every == 0:  # counted from the end: the last is always kept
-            self.records[t] = {name: value.numpy() for name, value in values.items()}
+            self.records[t] = {name: value.numpy().copy() for name, value in values.items()}
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the values over the rounds that were kept."""
@@ -257,7 +263,7 @@ class _Diagnostics:
             return {}
         names = sorted(next(iter(self.records.values())))
         stacked = {name: np.stack([record[name] for record in self.records.values()]) for name in names}
-        return {"round": np.array(list(self.records)), **stacked}
+        return {ROUND: np.array(list(self.records)), **stacked}
 
 
 def _record(server: Server, scores: Evaluated, objective: Objective, seconds: float) -> dict[str, Any]:

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -40,7 +42,7 @@ class Range:
 
     def __contains__(self, value: float) -> bool:
         return (
-            math.isfinite(value)
+            (isinstance(value, int) or math.isfinite(value))
             and (self.least is None or value >= self.least)
             and (self.above is None or value > self.above)
             and (self.most is None or value <= self.most)
@@ -49,7 +51,7 @@ class Range:
 
     def __str__(self) -> str:
         bounds = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
-        return " and ".join(f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None)
+        return " and ".join(f"{word} {bound:.15g}" for word, bound in bounds.items() if bound is not None)
 
 
 Count = Annotated[int, Range(least=1)]
@@ -104,7 +106,11 @@ def _fit(value: Any, hint: Any, where: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
-        return _fit(value, next(a for a in arguments if a is not type(None)), where)
+        *others, last = (argument for argument in arguments if argument is not type(None))
+        for other in others:
+            with suppress(ConfigError):
+                return _fit(value, other, where)
+        return _fit(value, last, where)
     if origin is Literal:
         if value not in arguments:
             raise ConfigError(f"{where} = {value!r}: choose one of {', '.join(map(str, arguments))}")
@@ -114,7 +120,7 @@ def _fit(value: Any, hint: Any, where: str) -> Any:
     if origin is dict and isinstance(value, Mapping):
         return {str(key): _fit(part, arguments[1], where) for key, part in value.items()}
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        value = float(value) if abs(value) <= sys.float_info.max else math.inf
     wanted = origin or hint
     if wanted not in KINDS:
         return value  # of a method's own type, which no file can hold

@@ -54,7 +54,7 @@ def restore(like: T, tensors: dict[str, Tensor], path: str = "") -> T:
                 f"the checkpoint's {path!r} is {found.dtype} {tuple(found.shape)}, "
                 f"this configuration needs {expected.dtype} {tuple(expected.shape)}"
             )
-        return expected.copy_(found) if is_mapped(expected) else found
+        return expected.copy_(found) if is_mapped(expected) else found.clone()  # aligned: products round by that, too
 
     restored: T = transform(like, find, path)
     return restored

@@ -144,7 +144,7 @@ def encode(packed: Payload) -> bytes:
 def decode(message: bytes, names: Sequence[str]) -> Payload:
     """Return the payload that `encode` wrote, for a model with these layers."""
     try:
-        tensors = {key: tensor.unsqueeze(0) for key, tensor in from_safetensors(message).items()}
+        tensors = {key: tensor.unsqueeze(0) for key, tensor in sorted(from_safetensors(message).items())}
     except SafetensorError as error:
         raise ValueError(f"the message is no payload: {error}") from error
     layers = {key: tensor for key, tensor in tensors.items() if layer_of(key)}
@@ -152,4 +152,5 @@ def decode(message: bytes, names: Sequence[str]) -> Payload:
     sent = {layer_of(key) for key in layers}
     if unknown := sent - set(names):
         raise ValueError(f"the payload holds layers that the model does not have: {', '.join(sorted(unknown))}")
+    layers = dict(sorted(layers.items(), key=lambda item: names.index(layer_of(item[0]))))  # in the model's order
     return Payload(layers, torch.tensor([[name in sent for name in names]]), tuple(names), values)

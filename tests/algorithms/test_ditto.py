@@ -1,22 +1,14 @@
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from pfedla.algorithm import Algorithm
 from pfedla.algorithms import Ditto, FedAvg, Local
 from pfedla.algorithms.ditto import pull
-from pfedla.errors import ConfigError
-from pfedla.fleet import Setting, SimulatedFleet
-from pfedla.layers import Layers
-from pfedla.ledger import Ledger
-from pfedla.rounds import Server, run_round
-from pfedla.training import Samples, Task
+from tests.world import by_hand, download, play, same, setting, task_of, theta_of
 
 
 def test_the_pull_points_from_the_shared_to_the_personal_model() -> None:
@@ -25,15 +17,12 @@ def test_the_pull_points_from_the_shared_to_the_personal_model() -> None:
     assert gradient.tolist() == [2.0, 0.5]
 
 
-def test_the_personal_model_is_trained_from_itself_towards_what_was_received(
-    setting: Callable[..., Setting], task_of: Callable[..., Task], by_hand: Callable[..., Any]
-) -> None:
+def test_the_personal_model_is_trained_from_itself_towards_what_was_received() -> None:
     lam, lr = 2.0, 0.1
     made = setting(Ditto(lam), "mlp", lr=lr)
-    theta = made.spec.read(made.template)
+    theta = theta_of(made)
     own = {key: row + 0.1 for key, row in theta.items()}
-    got = made.algorithm.download(made.algorithm.init(theta, 3, torch.Generator()), torch.tensor([1]))
-    task = task_of(made, [1])
+    got, task = download(made, [1]), task_of(made, [1])
     batches, gradient = by_hand(task, theta)
     w, v = (task.model.vector(layers).numpy() for layers in (theta, own))
     for batch in batches:
@@ -44,33 +33,11 @@ def test_the_personal_model_is_trained_from_itself_towards_what_was_received(
 
 
 @pytest.mark.parametrize("training", [{}, {"momentum": 0.5, "weight_decay": 0.01}])
-def test_without_a_pull_it_is_local_beside_fedavg(
-    training: dict[str, float],
-    setting: Callable[..., Setting],
-    data: Callable[..., list[Samples]],
-    same: Callable[..., None],
-) -> None:
-    def play(algorithm: Algorithm[Any]) -> tuple[object, Layers]:
-        made, samples = setting(algorithm, **training), data(3)
-        server = Server(made.algorithm.init(made.spec.read(made.template), 3, torch.Generator()))
-        with SimulatedFleet(made, samples, samples, workers=0) as fleet:
-            for ids in ([0, 1], [1, 2]):
-                run_round(made.algorithm, server, fleet, Ledger(made.spec.names), ids)
-            personalized = fleet.personalize(
-                [0, 1, 2], made.algorithm.download(server.state, torch.arange(3)), server.t
-            )
-            return server.state, personalized
-
-    shared, personal = play(Ditto(lam=0))
-    same(shared, play(FedAvg())[0])
-    same(personal, play(Local())[1])
-    pulled_shared, pulled = play(Ditto(lam=1))
-    same(pulled_shared, shared)  # the pull never reaches the shared model
+def test_without_a_pull_it_is_local_beside_fedavg(training: dict[str, Any]) -> None:
+    alone = play(Ditto(lam=0), **training)
+    same(alone.state, play(FedAvg(), **training).state)
+    same(alone.personalized(), play(Local(), **training).personalized())
+    pulled = play(Ditto(lam=1), **training)
+    same(pulled.state, alone.state)  # the pull never reaches the shared model
     with pytest.raises(AssertionError):
-        same(pulled, personal)
-
-
-@pytest.mark.parametrize("lam", [-0.1, math.inf, math.nan])
-def test_a_pull_must_be_a_number_from_zero(lam: float) -> None:
-    with pytest.raises(ConfigError, match=r"algorithm\.lam"):
-        Ditto(lam)
+        same(pulled.personalized(), alone.personalized())

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
@@ -9,9 +7,8 @@ import torch
 from pfedla.algorithms import FedAMP
 from pfedla.algorithms.fedamp import Messages, attention, heuristic_attention
 from pfedla.errors import ConfigError
-from pfedla.fleet import Setting
 from pfedla.layers import Layers
-from pfedla.training import Task
+from tests.world import download, same, server_of, setting, task_of, theta_of
 
 THETA: Layers = {
     "a": torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 3.0]]),
@@ -56,7 +53,7 @@ def test_the_message_is_a_mixture_of_all_models_and_of_their_statistics(heuristi
         np.testing.assert_allclose(got.layers[key], xi @ rows.numpy(), rtol=1e-6)
 
 
-def test_models_far_apart_pass_no_messages(same: Callable[..., None]) -> None:
+def test_models_far_apart_pass_no_messages() -> None:
     same(
         FedAMP(False, alpha=1e-6, sigma=1e-3).download(Messages(THETA, torch.tensor(0)), torch.arange(3)).layers, THETA
     )
@@ -66,14 +63,11 @@ def test_the_step_is_lowered_in_stages() -> None:
     np.testing.assert_allclose([FedAMP().step(t) for t in (1, 30, 31, 60, 61)], [1e4, 1e4, 1e3, 1e3, 1e2])
 
 
-def test_a_step_of_training_is_pulled_to_the_message(
-    setting: Callable[..., Setting], task_of: Callable[..., Task]
-) -> None:
+def test_a_step_of_training_is_pulled_to_the_message() -> None:
     trained = []
     for lam in (1e-9, 5.0):
         made = setting(FedAMP(alpha=1.0, lam=lam), "mlp", local_epochs=5)
-        theta = made.spec.read(made.template)
-        got = made.algorithm.download(made.algorithm.init(theta, 2, torch.Generator()), torch.tensor([0]))
+        theta, got = theta_of(made), download(made, [0])
         kept, upload = made.algorithm.train(theta, got, task_of(made, [0]))
         torch.testing.assert_close(upload.layers["fc1"], kept["fc1"] - theta["fc1"])
         assert made.algorithm.personalize(kept, got, task_of(made, [0])) is kept
@@ -81,12 +75,9 @@ def test_a_step_of_training_is_pulled_to_the_message(
     assert trained[1] < 0.8 * trained[0]
 
 
-def test_the_server_keeps_what_the_client_trained(
-    setting: Callable[..., Setting], task_of: Callable[..., Task]
-) -> None:
+def test_the_server_keeps_what_the_client_trained() -> None:
     made = setting(FedAMP())
-    theta = made.spec.read(made.template)
-    state, ids = made.algorithm.init(theta, 3, torch.Generator()), torch.tensor([1])
+    theta, state, ids = theta_of(made), server_of(made, 3).state, torch.tensor([1])
     got = made.algorithm.download(state, ids)
     kept, upload = made.algorithm.train(theta, got, task_of(made, [1]))
     state = made.algorithm.update(state, ids, got, upload)
@@ -96,11 +87,9 @@ def test_the_server_keeps_what_the_client_trained(
     assert int(state.t) == 1
 
 
-def test_weights_above_1_are_refused(setting: Callable[..., Setting]) -> None:
+def test_weights_above_1_are_refused() -> None:
     made = setting(FedAMP(heuristic=False, alpha=1.0, sigma=4.0))
-    theta = made.spec.read(made.template)
-    made.algorithm.init(theta, 5, torch.Generator())
-    with pytest.raises(ConfigError, match=r"algorithm\.alpha"):
-        made.algorithm.init(theta, 6, torch.Generator())
-    with pytest.raises(ConfigError, match=r"algorithm\.sigma"):
-        FedAMP(sigma=0.0)
+    server_of(made, 5)
+    server_of(made, 1)
+    with pytest.raises(ConfigError, match=r"algorithm\.alpha = 1 must be at most algorithm\.sigma / .*, 0\.8"):
+        server_of(made, 6)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +10,8 @@ import torch
 from pfedla.algorithm import Algorithm
 from pfedla.algorithms import FedAvg, Local
 from pfedla.algorithms.fedavg import PersonalLayers, weighted_mean
-from pfedla.fleet import Setting, SimulatedFleet
 from pfedla.layers import LayerSpec
-from pfedla.ledger import Ledger
-from pfedla.rounds import Server, run_round
-from pfedla.training import Samples, Task
+from tests.world import download, play, same, server_of, setting, task_of, theta_of
 
 
 def test_weighted_mean_is_the_sum_of_shares() -> None:
@@ -26,13 +22,9 @@ def test_weighted_mean_is_the_sum_of_shares() -> None:
     np.testing.assert_allclose(weighted_mean(delta, examples)[0].numpy(), expected, rtol=1e-6)
 
 
-def test_fedavg_becomes_the_weighted_mean_of_the_trained_models(
-    setting: Callable[..., Setting], task_of: Callable[..., Task]
-) -> None:
+def test_fedavg_becomes_the_weighted_mean_of_the_trained_models() -> None:
     made = setting(FedAvg())
-    theta = made.spec.read(made.template)
-    state = made.algorithm.init(theta, 3, torch.Generator())
-    ids = torch.arange(3)
+    theta, state, ids = theta_of(made), server_of(made, 3).state, torch.arange(3)
     own = {key: row.repeat(3, 1) for key, row in theta.items()}
     got = made.algorithm.download(state, ids)
     kept, upload = made.algorithm.train(own, got, task_of(made, [0, 1, 2]))
@@ -44,14 +36,14 @@ def test_fedavg_becomes_the_weighted_mean_of_the_trained_models(
     assert "bn#counters" not in state.theta
 
 
-def test_local_sends_nothing(setting: Callable[..., Setting], task_of: Callable[..., Task]) -> None:
+def test_local_sends_nothing() -> None:
     made = setting(Local())
-    theta = made.spec.read(made.template)
-    got = made.algorithm.download(made.algorithm.init(theta, 3, torch.Generator()), torch.tensor([0]))
+    theta, got = theta_of(made), download(made, [0])
     kept, upload = made.algorithm.train(theta, got, task_of(made, [0]))
     for payload in (got, upload):
         assert not payload.layers
-        assert payload.size().sum() == 0
+        assert payload.layer_bytes().sum() == 0
+    assert (list(got.values), list(upload.values)) == ([], ["examples"])
     assert not torch.equal(kept["fc"], theta["fc"])
 
 
@@ -70,7 +62,7 @@ def test_shared_layers_are_averaged_and_personal_ones_stay() -> None:
     theta = {"body": torch.tensor([[7.0]]), "body#stats": torch.tensor([[8.0]]), "head": torch.tensor([[1.0, 2.0]])}
     state = algorithm.init(theta, 2, torch.Generator())
     delta = {"body": torch.ones(2, 1), "body#stats": torch.ones(2, 1), "head": torch.tensor([[1.0, 0.0], [4.0, 3.0]])}
-    upload = algorithm.send(delta, torch.tensor([1, 2]))
+    upload = algorithm.send(delta, examples=torch.tensor([1, 2]))
     assert list(upload.layers) == ["head"]
     ids = torch.tensor([0, 1])
     state = algorithm.update(state, ids, algorithm.download(state, ids), upload)
@@ -85,21 +77,8 @@ def test_shared_layers_are_averaged_and_personal_ones_stay() -> None:
 
 
 @pytest.mark.parametrize(("count", "special"), [(0, FedAvg()), (3, Local())])
-def test_with_no_personal_layer_it_is_fedavg_and_with_all_of_them_local(
-    count: int,
-    special: Algorithm[Any],
-    setting: Callable[..., Setting],
-    data: Callable[..., list[Samples]],
-    same: Callable[..., None],
-) -> None:
-    def play(algorithm: Algorithm[Any]) -> tuple[object, object]:
-        made, samples = setting(algorithm), data(3)
-        assert len(made.spec.names) == 3
-        server = Server(made.algorithm.init(made.spec.read(made.template), 3, torch.Generator()))
-        with SimulatedFleet(made, samples, samples, workers=0) as fleet:
-            for ids in ([0, 1], [1, 2], [0, 1, 2]):
-                run_round(made.algorithm, server, fleet, Ledger(made.spec.names), ids)
-            got = made.algorithm.download(server.state, torch.arange(3))
-            return server.state, (fleet.own, fleet.personalize([0, 1, 2], got, server.t))
-
-    same(play(First(count)), play(special))
+def test_with_no_personal_layer_it_is_fedavg_and_with_all_of_them_local(count: int, special: Algorithm[Any]) -> None:
+    rounds = [[0, 1], [1, 2], [0, 1, 2]]
+    one, other = play(First(count), rounds), play(special, rounds)
+    assert len(one.setting.spec.names) == 3
+    same((one.state, one.own, one.personalized()), (other.state, other.own, other.personalized()))

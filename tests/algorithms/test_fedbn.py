@@ -1,19 +1,16 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 
 from pfedla.algorithms import FedBN
 from pfedla.errors import ModelError
-from pfedla.fleet import Setting
 from pfedla.layers import LayerSpec
+from tests.world import net, setting, shared_and_own
 
 
-def test_norms_stay_with_their_statistics_and_the_rest_is_averaged(shared_and_own: Callable[..., Any]) -> None:
+def test_norms_stay_with_their_statistics_and_the_rest_is_averaged() -> None:
     shared, personalized, own = shared_and_own(FedBN())
     assert shared == {"conv", "fc"}
     for key in ("bn", "bn#stats"):
@@ -26,7 +23,7 @@ def test_the_norms_are_found_whatever_their_names() -> None:
     assert FedBN().for_model(LayerSpec.of(model)).personal == ("1", "3")
 
 
-def test_a_model_without_norms_is_refused(setting: Callable[..., Setting], net: Callable[[str], nn.Module]) -> None:
+def test_a_model_without_norms_is_refused() -> None:
     with pytest.raises(ModelError, match=r"no batch or instance norm .* \(its layers: fc1, fc2\)"):
         setting(FedBN(), "mlp")
     with pytest.raises(ModelError, match="take it out of its group"):

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
@@ -9,12 +7,9 @@ from torch import Tensor
 
 from pfedla.algorithms import FedFomo, Local
 from pfedla.algorithms.fedfomo import HELD_OUT, choose, first_order_weights
-from pfedla.errors import ConfigError
-from pfedla.fleet import Setting, SimulatedFleet
 from pfedla.layers import COUNTERS, kind_of
-from pfedla.ledger import Ledger
-from pfedla.rounds import Server, run_round
-from pfedla.training import Samples, Task, score
+from pfedla.training import ClientData, score
+from tests.world import download, fleet_of, play, same, server_of, setting, task_of, theta_of
 
 
 def test_weights_are_the_gains_by_distance() -> None:
@@ -43,26 +38,25 @@ def test_candidates_are_the_nearest_unless_explored() -> None:
     assert 0.7 < np.mean([client == 2 for client in first]) < 0.8  # 0.7, and a sixth of 0.3
 
 
-def test_exploration_ends(setting: Callable[..., Setting]) -> None:
+def test_exploration_ends() -> None:
     algorithm = FedFomo(models=2, epsilon=1.0, epsilon_decay=0.25)
-    made = setting(algorithm)
-    state = algorithm.init(made.spec.read(made.template), 7, torch.Generator().manual_seed(0))
+    state = server_of(setting(algorithm), 7).state
     everybody, dearest = torch.arange(7), [(i + 2) % 7 for i in range(7)]
     state.affinity[everybody, dearest] = 1.0
     assert algorithm.candidates(state, everybody)[:, 0].tolist() != dearest
     assert algorithm.candidates(state._replace(t=torch.tensor(4)), everybody)[:, 0].tolist() == dearest
 
 
-def test_nobody_is_sent_its_own_model(setting: Callable[..., Setting]) -> None:
-    made = setting(algorithm := FedFomo(epsilon=1.0, epsilon_decay=0.0))
-    state = algorithm.init(made.spec.read(made.template), 7, torch.Generator().manual_seed(0))
+def test_nobody_is_sent_its_own_model() -> None:
+    algorithm = FedFomo(epsilon=1.0, epsilon_decay=0.0)
+    state = server_of(setting(algorithm), 7).state
     for t in range(20):
         for i, chosen in enumerate(algorithm.candidates(state._replace(t=torch.tensor(t)), torch.arange(7)).tolist()):
             assert i not in chosen
             assert len(set(chosen)) == 4
 
 
-def test_training_sees_nothing_that_is_held_out(setting: Callable[..., Setting], task_of: Callable[..., Task]) -> None:
+def test_training_sees_nothing_that_is_held_out() -> None:
     made = setting(FedFomo(held_out=0.3), "mlp", local_epochs=1)
     trained_on, weighed_on = list[Tensor](), list[Tensor]()
     for t in (1, 2):
@@ -70,25 +64,20 @@ def test_training_sees_nothing_that_is_held_out(setting: Callable[..., Setting],
         task.model.module.register_forward_hook(
             lambda module, x, _: (trained_on if module.training else weighed_on).extend(x[0])
         )
-        theta = made.spec.read(made.template)
-        state = made.algorithm.init(theta, 7, torch.Generator())
-        made.algorithm.train(made.algorithm.enroll(theta), made.algorithm.download(state, torch.tensor([6])), task)
+        made.algorithm.train(made.enroll().own, download(made, [6], n=7), task)
     seen, held = ({tuple(x.flatten().tolist()) for x in xs} for xs in (trained_on, weighed_on))
     assert (len(seen), len(held), len(seen | held)) == (9, 4, 13)  # in both rounds the same
 
 
-def test_the_mixture_of_candidates_and_the_affinities(
-    setting: Callable[..., Setting], task_of: Callable[..., Task]
-) -> None:
+def test_the_mixture_of_candidates_and_the_affinities() -> None:
     algorithm = FedFomo(models=3, epsilon=0.0)
     made = setting(algorithm, local_epochs=3)
-    theta = made.spec.read(made.template)
-    state, ids = algorithm.init(theta, 3, torch.Generator().manual_seed(0)), torch.arange(3)
-    own = {key: row.repeat(3, 1) for key, row in algorithm.enroll(theta).items()}
+    theta, state, ids = theta_of(made), server_of(made, 3).state, torch.arange(3)
+    own = {key: row.repeat(3, 1) for key, row in made.enroll().own.items()}
     task = task_of(made, [0, 1, 2])
     got = algorithm.download(state, ids)
     own, upload = algorithm.train(own, got, task)
-    assert not upload.layers["conv#weights"].any()  # all models are one: no gain
+    assert not upload.values["weights"].any()  # all models are one: no gain
     state = algorithm.update(state, ids, got, upload)
     assert not state.affinity.any()
     got, chosen = algorithm.download(state, ids), algorithm.candidates(state, ids)
@@ -96,45 +85,34 @@ def test_the_mixture_of_candidates_and_the_affinities(
     after = algorithm.update(state._replace(theta={k: x.clone() for k, x in state.theta.items()}), ids, got, upload)
     for i in range(3):
         held_out = [task.split(0.2, *HELD_OUT)[0].samples[i]]
-        before = score(task.model, theta, held_out).loss[0]
+        before = score(task.model, theta, held_out)["loss"][0]
         w = np.zeros(3)
         for j in range(3):
             model = {key: own[key][[j]] for key in theta}
             distance = np.sqrt(sum(float((own[name][j] - theta[name][0]).square().sum()) for name in made.spec.names))
-            w[j] = max((before - score(task.model, model, held_out).loss[0]) / distance, 0)
+            w[j] = max((before - score(task.model, model, held_out)["loss"][0]) / distance, 0)
         assert w.any()
         w /= w.sum()
-        np.testing.assert_allclose(upload.layers["conv#weights"][i], w[chosen[i]], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(upload.values["weights"][i], w[chosen[i]], rtol=1e-4, atol=1e-6)
         np.testing.assert_allclose(after.affinity[i], w * (1 - np.eye(3)[i]), rtol=1e-4, atol=1e-6)
         for key in (key for key in theta if kind_of(key) != COUNTERS):
             np.testing.assert_allclose(mixture[key][i], w @ own[key].numpy(), rtol=1e-4, atol=1e-6)
 
 
-def test_candidates_are_counted_by_the_ledger(setting: Callable[..., Setting]) -> None:
+def test_candidates_are_counted_by_the_ledger() -> None:
     made = setting(FedFomo(models=4), "mlp")
-    state = made.algorithm.init(made.spec.read(made.template), 7, torch.Generator())
-    size = made.algorithm.download(state, torch.tensor([5])).size()[0]
+    size = download(made, [5], n=7).layer_bytes()[0]
     assert size.tolist() == [3 * 4 * made.spec.size(name) for name in made.spec.names]
 
 
-def test_a_client_without_others_trains_locally(
-    setting: Callable[..., Setting], data: Callable[..., list[Samples]], task_of: Callable[..., Task]
-) -> None:
-    kept = []
-    for algorithm in (FedFomo(), Local()):
-        made = setting(algorithm)
-        samples = data(1)
-        if isinstance(algorithm, Local):
-            samples = list(task_of(made, [0], clients=1).split(0.2, *HELD_OUT)[1].samples)
-        server = Server(made.algorithm.init(made.spec.read(made.template), 1, torch.Generator()))
-        with SimulatedFleet(made, samples, samples, workers=0) as fleet:
-            for ids in ([0], [0], [0]):
-                run_round(made.algorithm, server, fleet, Ledger(made.spec.names), ids)
-        kept.append(fleet.own)
-    assert all(torch.equal(rows, kept[0][key]) for key, rows in kept[1].items())
+def test_a_client_without_others_trains_locally() -> None:
+    held_out = task_of(setting(Local()), [0], clients=1).split(0.2, *HELD_OUT)[1].samples[0]
+    rounds = [[0], [0], [0]]
+    one = play(FedFomo(), rounds, n=1)
+    other = play(Local(), rounds, n=1, fleet=lambda made, _: fleet_of(made, {0: ClientData(held_out, held_out)}))
+    same({key: one.own[key] for key in other.own}, other.own)
 
 
-def test_what_makes_no_sense_is_refused() -> None:
-    for name, value in {"models": 1, "epsilon": 1.5, "epsilon_decay": -1.0, "held_out": 1.0}.items():
-        with pytest.raises(ConfigError, match=rf"algorithm\.{name}"):
-            FedFomo(**{name: value})  # type: ignore[arg-type]
+def test_the_ledger_names_the_weights_that_are_sent() -> None:
+    played = play(FedFomo(models=3), [[0, 1], [2]])
+    assert played.server.ledger.arrays()["up:#weights"].tolist() == [8, 8, 8]  # of two candidates each, float32

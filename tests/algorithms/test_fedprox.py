@@ -1,21 +1,12 @@
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 
-from pfedla.algorithm import Algorithm
 from pfedla.algorithms import FedAvg, FedProx
 from pfedla.algorithms.fedprox import proximal_gradient
-from pfedla.errors import ConfigError
-from pfedla.fleet import Setting, SimulatedFleet
-from pfedla.ledger import Ledger
-from pfedla.rounds import Server, run_round
-from pfedla.training import Samples, Task
+from tests.world import play, same, setting, task_of, theta_of
 
 
 def test_the_proximal_gradient_is_the_slope_of_the_proximal_term() -> None:
@@ -29,15 +20,13 @@ def test_the_proximal_gradient_is_the_slope_of_the_proximal_term() -> None:
     np.testing.assert_allclose(found, [0.15, -0.9])
 
 
-def test_the_second_step_is_pulled_back_to_the_received_model(
-    setting: Callable[..., Setting], task_of: Callable[..., Task]
-) -> None:
+def test_the_second_step_is_pulled_back_to_the_received_model() -> None:
     """With one batch an epoch: w_1 = w_0 - lr g(w_0) and w_2 = w_1 - lr (g(w_1) + mu (w_1 - w_0))."""
     lr, mu, ids = 0.05, 0.7, [0, 2]
     trained = {}
     for algorithm, epochs in ((FedAvg(), 1), (FedAvg(), 2), (FedProx(mu), 2)):
         made = setting(algorithm, "mlp", lr=lr, local_epochs=epochs, batch_size=100)
-        received = {key: torch.cat([row, 1.5 * row]) for key, row in made.spec.read(made.template).items()}
+        received = {key: torch.cat([row, 1.5 * row]) for key, row in theta_of(made).items()}
         own = {key: torch.zeros_like(rows) for key, rows in received.items()}  # not what is pulled to
         kept, upload = made.algorithm.train(own, made.algorithm.send(received), task_of(made, ids))
         assert torch.equal(upload.layers["fc1"], kept["fc1"] - received["fc1"])
@@ -49,23 +38,8 @@ def test_the_second_step_is_pulled_back_to_the_received_model(
         assert np.abs(found - plain).max() > 1e-4
 
 
-def test_without_a_pull_it_is_fedavg(
-    setting: Callable[..., Setting], data: Callable[..., list[Samples]], same: Callable[..., None]
-) -> None:
-    def play(algorithm: Algorithm[Any]) -> tuple[object, object]:
-        made, samples = setting(algorithm, momentum=0.5), data(3)
-        server = Server(made.algorithm.init(made.spec.read(made.template), 3, torch.Generator()))
-        with SimulatedFleet(made, samples, samples, workers=0) as fleet:
-            for ids in ([0, 1], [1, 2]):
-                run_round(made.algorithm, server, fleet, Ledger(made.spec.names), ids)
-            return server.state, fleet.own
-
-    same(play(FedProx(mu=0)), play(FedAvg()))
+def test_without_a_pull_it_is_fedavg() -> None:
+    free, pulled, averaged = (play(method, momentum=0.5) for method in (FedProx(mu=0), FedProx(), FedAvg()))
+    same((free.state, free.own), (averaged.state, averaged.own))
     with pytest.raises(AssertionError):
-        same(play(FedProx()), play(FedAvg()))
-
-
-@pytest.mark.parametrize("mu", [-0.1, math.inf, math.nan])
-def test_a_pull_must_be_a_number_from_zero(mu: float) -> None:
-    with pytest.raises(ConfigError, match=r"algorithm\.mu = "):
-        FedProx(mu)
+        same(pulled.state, averaged.state)

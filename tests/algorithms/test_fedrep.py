@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -8,13 +7,12 @@ import pytest
 import torch
 
 from pfedla.algorithms import FedAvg, FedRep
+from pfedla.client import Setting
 from pfedla.errors import ConfigError
-from pfedla.fleet import Setting, SimulatedFleet
 from pfedla.layers import Layers
-from pfedla.ledger import Ledger
-from pfedla.rounds import Server, run_round
-from pfedla.training import Samples, Task
+from pfedla.training import Task
 from pfedla.wire import Payload
+from tests.world import download, play, same, setting, task_of, theta_of
 
 LR = 0.05
 
@@ -48,10 +46,8 @@ class Perceptron:
 
 def start(made: Setting, ids: list[int]) -> tuple[Layers, Layers, Payload]:
     """Return the common model, heads of the clients' own, and what they receive."""
-    theta = made.spec.read(made.template)
-    own = {key: row.repeat(len(ids), 1) for key, row in theta.items()}
-    got = made.algorithm.download(made.algorithm.init(theta, 7, torch.Generator()), torch.tensor(ids))
-    return theta, own, got
+    theta = theta_of(made)
+    return theta, {key: row.repeat(len(ids), 1) for key, row in theta.items()}, download(made, ids)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +55,7 @@ def start(made: Setting, ids: list[int]) -> tuple[Layers, Layers, Payload]:
     [(FedRep(), 4, 1), (FedRep(body_epochs=3), 2, 3), (FedRep(head_epochs=1), 1, 1), (FedRep((), 6, 2), 6, 2)],
 )
 def test_the_head_is_trained_on_the_received_body_then_the_body_on_that_head(
-    algorithm: FedRep, head_steps: int, body_steps: int, setting: Callable[..., Setting], task_of: Callable[..., Task]
+    algorithm: FedRep, head_steps: int, body_steps: int
 ) -> None:
     made, ids = setting(algorithm, "mlp", local_epochs=5, batch_size=100, lr=LR), [1, 4]
     task, (theta, own, got) = task_of(made, ids), start(made, ids)
@@ -81,9 +77,7 @@ def test_the_head_is_trained_on_the_received_body_then_the_body_on_that_head(
     assert torch.equal(upload.layers["fc1"], kept["fc1"] - theta["fc1"])
 
 
-def test_what_is_frozen_keeps_its_running_statistics(
-    setting: Callable[..., Setting], task_of: Callable[..., Task]
-) -> None:
+def test_what_is_frozen_keeps_its_running_statistics() -> None:
     made = setting(FedRep(), local_epochs=4, batch_size=100)
     _, own, got = start(made, [0])
     personalized = made.algorithm.personalize(own, got, task_of(made, [0]))
@@ -93,35 +87,22 @@ def test_what_is_frozen_keeps_its_running_statistics(
     assert {"bn", "bn#stats", "conv"} == set(upload.layers)
 
 
-def test_without_a_head_it_is_fedavg_for_the_bodys_epochs(
-    setting: Callable[..., Setting], data: Callable[..., list[Samples]], same: Callable[..., None]
-) -> None:
-    def play(algorithm: FedAvg, epochs: int) -> Layers:
-        made = replace(setting(algorithm, "mlp", local_epochs=epochs, batch_size=100), algorithm=algorithm)
-        server = Server(algorithm.init(made.spec.read(made.template), 3, torch.Generator()))
-        with SimulatedFleet(made, data(3), data(3), workers=0) as fleet:
-            for ids in ([0, 1], [1, 2]):
-                run_round(algorithm, server, fleet, Ledger(made.spec.names), ids)
-        return dict(server.state.theta)
+def test_without_a_head_it_is_fedavg_for_the_bodys_epochs() -> None:
+    def theta(algorithm: FedAvg, epochs: int) -> Layers:
+        made = setting(algorithm, "mlp", local_epochs=epochs, batch_size=100)
+        shared: Layers = play(replace(made, algorithm=algorithm)).state.theta
+        return shared
 
-    found = play(FedRep(body_epochs=2, personal=()), 5)
-    same(found, play(FedAvg(), 2), atol=1e-6)
+    found = theta(FedRep(body_epochs=2, personal=()), 5)
+    same(found, theta(FedAvg(), 2), atol=1e-6)
     with pytest.raises(AssertionError):
-        same(found, play(FedAvg(), 3), atol=1e-6)
+        same(found, theta(FedAvg(), 3), atol=1e-6)
 
 
-def test_local_epochs_are_shared_between_head_and_body_or_refused(
-    setting: Callable[..., Setting], task_of: Callable[..., Task]
-) -> None:
+def test_local_epochs_are_shared_between_head_and_body_or_refused() -> None:
     short = setting(FedRep(), local_epochs=1)
     _, own, got = start(short, [0])
     with pytest.raises(ConfigError, match=r"training.local_epochs = 1 leaves none for FedRep's head"):
         short.algorithm.train(own, got, task_of(short, [0]))
     chosen = setting(FedRep(head_epochs=1), local_epochs=1)
     chosen.algorithm.train(own, got, task_of(chosen, [0]))
-
-
-@pytest.mark.parametrize("wrong", [{"head_epochs": 0}, {"body_epochs": 0}, {"head_epochs": -1}])
-def test_each_part_takes_an_epoch_at_least(wrong: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match=f"algorithm.{next(iter(wrong))} = .* must be at least 1"):
-        FedRep(**wrong)  # type: ignore[arg-type]

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 
 from pfedla.algorithms import LGFedAvg
+from tests.world import shared_and_own
 
 
-def test_the_representation_stays_and_the_head_is_averaged(shared_and_own: Callable[..., Any]) -> None:
+def test_the_representation_stays_and_the_head_is_averaged() -> None:
     shared, personalized, own = shared_and_own(LGFedAvg())
     assert shared == {"fc"}
     for key in ("conv", "bn", "bn#stats"):

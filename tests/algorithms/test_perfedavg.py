@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,9 +9,7 @@ from torch import Tensor
 
 from pfedla.algorithms import FedAvg, PerFedAvg
 from pfedla.algorithms.perfedavg import grouped, meta_gradient
-from pfedla.errors import ConfigError
-from pfedla.fleet import Setting
-from pfedla.training import Task
+from tests.world import by_hand, download, same, setting, task_of, theta_of
 
 
 @pytest.mark.parametrize("batches", [2, 3])
@@ -42,19 +39,10 @@ def test_an_incomplete_group_repeats_its_own() -> None:
 
 
 @pytest.mark.parametrize(("variant", "size", "beta"), [("fo", 2, None), ("fo", 2, 0.3), ("hf", 3, None)])
-def test_a_round_takes_the_outer_steps_of_the_paper(
-    variant: Any,
-    size: int,
-    beta: float | None,
-    setting: Callable[..., Setting],
-    task_of: Callable[..., Task],
-    by_hand: Callable[..., Any],
-) -> None:
+def test_a_round_takes_the_outer_steps_of_the_paper(variant: Any, size: int, beta: float | None) -> None:
     alpha, lr, delta, decay = 0.2, 0.1, 1e-2, 0.01
     made = setting(PerFedAvg(variant, alpha, beta, delta), "mlp", lr=lr, weight_decay=decay, local_epochs=3)
-    theta = made.spec.read(made.template)
-    got = made.algorithm.download(made.algorithm.init(theta, 3, torch.Generator()), torch.tensor([1]))
-    task = task_of(made, [1])
+    theta, got, task = theta_of(made), download(made, [1]), task_of(made, [1])
     batches, gradient = by_hand(task, theta)
     assert len(batches) == 6  # three pairs, two triples
 
@@ -76,13 +64,9 @@ def test_a_round_takes_the_outer_steps_of_the_paper(
     assert np.abs(w - task.model.vector(theta).numpy()).max() > 1e-2
 
 
-def test_the_personalized_model_is_one_step_away(
-    setting: Callable[..., Setting], task_of: Callable[..., Task], same: Callable[..., None]
-) -> None:
+def test_the_personalized_model_is_one_step_away() -> None:
     made = setting(PerFedAvg(alpha=0.2), "mlp", batch_size=100)
-    theta = made.spec.read(made.template)
-    got = made.algorithm.download(made.algorithm.init(theta, 3, torch.Generator()), torch.tensor([1]))
-    task = task_of(made, [1])
+    theta, got, task = theta_of(made), download(made, [1]), task_of(made, [1])
     found = made.algorithm.personalize({key: torch.zeros_like(row) for key, row in theta.items()}, got, task)
     task.model.load(theta)
     x, y = task.samples[0].take(slice(None), task.model.weights)
@@ -92,12 +76,9 @@ def test_the_personalized_model_is_one_step_away(
     same(plain.algorithm.personalize(theta, got, task_of(plain, [1])), theta)
 
 
-def test_without_adaptation_it_is_fedavg_on_every_second_batch(
-    setting: Callable[..., Setting], task_of: Callable[..., Task], by_hand: Callable[..., Any]
-) -> None:
+def test_without_adaptation_it_is_fedavg_on_every_second_batch() -> None:
     made, plain = setting(PerFedAvg(alpha=0), "mlp"), setting(FedAvg(), "mlp")
-    theta = made.spec.read(made.template)
-    got = made.algorithm.download(made.algorithm.init(theta, 3, torch.Generator()), torch.tensor([1]))
+    theta, got = theta_of(made), download(made, [1])
     batches, gradient = by_hand(task_of(plain, [1]), theta)
     assert len(batches) == 4
     w = task_of(made, [1]).model.vector(theta).numpy()
@@ -105,11 +86,3 @@ def test_without_adaptation_it_is_fedavg_on_every_second_batch(
         w = w - np.float32(made.training.lr) * gradient(w, batch)
     task = task_of(made, [1])
     np.testing.assert_allclose(task.model.vector(made.algorithm.train(theta, got, task)[0]).numpy(), w, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "bad", [{"variant": "so"}, {"alpha": -0.1}, {"beta": 0.0}, {"delta": 0.0}, {"alpha": float("nan")}]
-)
-def test_settings_out_of_range_are_refused(bad: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"algorithm.{next(iter(bad))}"):
-        PerFedAvg(**bad)

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
-import pytest
 import torch
 from torch import Tensor
 from torch.func import functional_call
@@ -11,11 +8,10 @@ from torch.nn import functional
 
 from pfedla.algorithms import PFedHN
 from pfedla.algorithms.pfedhn import generate, hypernetwork_gradient
-from pfedla.errors import ConfigError
-from pfedla.fleet import Setting
 from pfedla.layers import Layers, LayerSpec
 from pfedla.optimizer import Rows
 from pfedla.wire import Payload
+from tests.world import same, server_of, setting, theta_of
 
 
 def test_generated_parameters_of_a_tiny_hypernetwork() -> None:
@@ -40,12 +36,10 @@ def parameters(theta: Layers, spec: LayerSpec, row: int) -> dict[str, Tensor]:
     return {slot.name: slot.view(theta[name][row]) for name in spec.names for slot in spec.slots[name]}
 
 
-def test_the_gradient_is_that_of_the_clients_losses_through_all_they_were_given(
-    setting: Callable[..., Setting],
-) -> None:
+def test_the_gradient_is_that_of_the_clients_losses_through_all_they_were_given() -> None:
     made = setting(PFedHN(hidden=6, hidden_layers=1), "mlp")
     draw = torch.Generator().manual_seed(1)
-    phi = made.algorithm.init(made.spec.read(made.template), 4, draw).phi
+    phi = made.algorithm.init(theta_of(made), 4, draw).phi
     phi = {key: x + 0.1 * torch.randn(x.shape, generator=draw) for key, x in phi.items()}
     phi["v"] = phi["v"][:2]
     x, y = torch.randn(2, 5, 2, 6, 6, generator=draw), torch.tensor([[0, 1, 2, 0, 1], [2, 2, 1, 0, 0]])
@@ -66,10 +60,9 @@ def test_the_gradient_is_that_of_the_clients_losses_through_all_they_were_given(
         torch.testing.assert_close(direction, -expected[key], rtol=1e-4, atol=1e-6)  # up the change is down the loss
 
 
-def test_everybody_starts_from_the_common_model(setting: Callable[..., Setting], same: Callable[..., None]) -> None:
+def test_everybody_starts_from_the_common_model() -> None:
     made = setting(PFedHN())
-    theta = made.spec.read(made.template)
-    state = made.algorithm.init(theta, 7, torch.Generator().manual_seed(0))
+    theta, state = theta_of(made), server_of(made, 7).state
     assert state.phi["v"].shape == (7, 2)
     assert sum(key.startswith("hidden") for key in state.phi) == 4
     same(
@@ -83,7 +76,7 @@ def test_a_round_is_one_step_on_the_sum_and_momentum_carries_over() -> None:
     algorithm = PFedHN(hidden=3, hidden_layers=0, hyper_lr=0.1, hyper_momentum=0.5, hyper_weight_decay=0.01)
     state, ids = algorithm.init(theta, 4, torch.Generator().manual_seed(0)), torch.tensor([2, 0])
     delta = {"a": torch.tensor([[1.0, 0.0], [0.0, 3.0]]), "a#stats": torch.tensor([[1.0], [4.0]])}
-    upload = Payload.of(delta, torch.ones(2, 1, dtype=torch.bool), ("a",), torch.tensor([1, 2]))
+    upload = Payload.of(delta, torch.ones(2, 1, dtype=torch.bool), ("a",), examples=torch.tensor([1, 2]))
     v = state.phi["v"].clone()
     bias, velocity = np.array([1.0, 2.0]), np.zeros(2)
     for _ in range(2):
@@ -94,9 +87,3 @@ def test_a_round_is_one_step_on_the_sum_and_momentum_carries_over() -> None:
     assert state.stats["a#stats"].item() == 9.0  # 3, and twice the mean change, (1 + 2 * 4) / 3
     assert torch.equal(state.phi["v"][[1, 3]], v[[1, 3]])
     assert not torch.equal(state.phi["v"][ids], v[ids])
-
-
-def test_what_makes_no_sense_is_refused() -> None:
-    for name, value in {"hidden": 0, "hyper_lr": 0.0, "hyper_momentum": 1.0}.items():
-        with pytest.raises(ConfigError, match=rf"algorithm\.{name}"):
-            PFedHN(**{name: value})  # type: ignore[arg-type]

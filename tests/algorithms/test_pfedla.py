@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor
 
-from pfedla import kernels
-from pfedla.algorithms import HeurPFedLA, PFedLA
-from pfedla.algorithms.pfedla import Clients, hypernetwork, hypernetwork_gradient
+from pfedla.algorithms import HeurPFedLA, PFedLA, PFedLAPeers
+from pfedla.algorithms.hypernetwork import hypernetwork, hypernetwork_gradient
+from pfedla.algorithms.pfedla import Clients, Hypernetworks
+from pfedla.algorithms.pfedla_peers import PeerClients
 from pfedla.errors import ConfigError
-from pfedla.fleet import Setting, SimulatedFleet
 from pfedla.layers import Layers
-from pfedla.ledger import Ledger
-from pfedla.rounds import Server, run_round
-from pfedla.training import Samples
 from pfedla.wire import Payload
+from tests.world import data, download, fleet_of, play, same, server_of, setting
 
 N, NAMES = 5, ("a", "b")
 SIZES = {"a": 6, "b": 3, "b#stats": 4}
-
-Same = Callable[..., None]
-
-
-@pytest.fixture(params=[kernels.OFF, "auto"], autouse=True)
-def level(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Have the server compute with torch alone, and with the compiled loops."""
-    with kernels.switch(request.param):
-        yield
 
 
 def draw(rows: int, seed: int) -> Layers:
@@ -47,7 +35,9 @@ def started(algorithm: PFedLA, seed: int = 0) -> Clients:
 
 def upload_of(delta: Layers) -> Payload:
     rows = len(delta["a"])
-    return Payload.of(delta, torch.ones(rows, len(NAMES), dtype=torch.bool), NAMES, torch.ones(rows, dtype=torch.int64))
+    return Payload.of(
+        delta, torch.ones(rows, len(NAMES), dtype=torch.bool), NAMES, examples=torch.ones(rows, dtype=torch.int64)
+    )
 
 
 def step(algorithm: PFedLA, state: Clients, ids: Tensor, delta: Layers) -> Clients:
@@ -69,7 +59,7 @@ def loss(theta_bar: Layers, target: Layers) -> Tensor:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("rule", "lr"), [("adam", 1e-3), ("sgd", 1e-2)])
 def test_a_step_lowers_every_clients_loss(rule: Literal["adam", "sgd"], lr: float, seed: int) -> None:
-    algorithm, target, ids = PFedLA(hyper_lr=lr, hyper_optimizer=rule), draw(N, 99 + seed), torch.arange(N)
+    algorithm, target, ids = PFedLA(hyper_lr=lr, hyper_optimizer=rule, sources={}), draw(N, 99 + seed), torch.arange(N)
     state = started(algorithm, seed)
     theta = copy.deepcopy(state.theta)
     before = algorithm.download(state, ids).layers
@@ -80,7 +70,7 @@ def test_a_step_lowers_every_clients_loss(rule: Literal["adam", "sgd"], lr: floa
 
 
 def test_weight_moves_to_the_model_that_helps() -> None:
-    algorithm = PFedLA(hyper_lr=5e-3)
+    algorithm = PFedLA(hyper_lr=5e-3, sources={})
     state = started(algorithm)
     theta = copy.deepcopy(state.theta)
     target = {key: rows[[3]] for key, rows in theta.items()}  # what client 0 needs is what client 3 has
@@ -88,7 +78,7 @@ def test_weight_moves_to_the_model_that_helps() -> None:
         state = state._replace(theta=copy.deepcopy(theta))
         got = algorithm.download(state, torch.tensor([0])).layers
         state = step(algorithm, state, torch.tensor([0]), {k: target[k] - got[k] for k in got})
-    assert (algorithm.inspect(state)["alpha"][0, :, 3] > 0.9).all()
+    assert (algorithm.diagnostics(state)["alpha"][0, :, 3] > 0.9).all()
 
 
 # ---- the order within a round
@@ -118,8 +108,8 @@ def slow_update(algorithm: PFedLA, state: Clients, ids: list[int], delta: Layers
     return new_theta, new_hyper
 
 
-def test_a_round_is_computed_from_the_models_before_it(same: Same) -> None:
-    algorithm, ids = PFedLA(hyper_lr=0.1, hyper_optimizer="sgd"), [0, 2, 3]
+def test_a_round_is_computed_from_the_models_before_it() -> None:
+    algorithm, ids = PFedLA(hyper_lr=0.1, hyper_optimizer="sgd", sources={}), [0, 2, 3]
     state, delta = started(algorithm), draw(3, 50)
     theta, weights = slow_update(algorithm, copy.deepcopy(state), ids, delta)
     one_by_one = copy.deepcopy(state)
@@ -139,19 +129,18 @@ def test_a_round_is_computed_from_the_models_before_it(same: Same) -> None:
 
 @pytest.mark.parametrize(("statistics", "layer"), [("own", "bn"), ("source", "conv")])
 def test_statistics_are_mixed_by_the_weights_of_their_layer_or_of_its_source(
-    statistics: Literal["own", "source"], layer: str, setting: Callable[..., Setting]
+    statistics: Literal["own", "source"], layer: str
 ) -> None:
     made = setting(PFedLA(statistics=statistics))
-    theta = {key: torch.rand(1, rows.shape[1]) for key, rows in made.spec.read(made.template).items()}
-    state = made.algorithm.init(theta, N, torch.Generator().manual_seed(0))
+    state = server_of(made, N).state
     state.theta["bn#stats"].copy_(torch.rand(N, 6, generator=torch.Generator().manual_seed(1)))
     ids = torch.tensor([1, 3])
-    alpha = made.algorithm.inspect(state)["alpha"][ids, made.spec.names.index(layer)]
+    alpha = made.algorithm.diagnostics(state)["alpha"][ids, made.spec.names.index(layer)]
     got = made.algorithm.download(state, ids)
     torch.testing.assert_close(got.layers["bn#stats"], alpha @ state.theta["bn#stats"])
 
 
-def test_statistics_behind_a_retained_layer_are_the_clients_own(setting: Callable[..., Setting]) -> None:
+def test_statistics_behind_a_retained_layer_are_the_clients_own() -> None:
     algorithm = setting(PFedLA(retain=1)).algorithm
     theta = {"conv": torch.zeros(1, 2), "bn": torch.zeros(1, 2), "bn#stats": torch.zeros(1, 3), "fc": torch.zeros(1, 1)}
     state = algorithm.init(theta, N, torch.Generator().manual_seed(0))
@@ -162,8 +151,8 @@ def test_statistics_behind_a_retained_layer_are_the_clients_own(setting: Callabl
     assert torch.equal(got.layers["bn#stats"][0], state.theta["bn#stats"][2])
 
 
-def test_statistics_do_not_enter_the_hypernetworks_step(same: Same) -> None:
-    algorithm, ids = PFedLA(hyper_optimizer="sgd", hyper_lr=0.1), torch.tensor([1, 3])
+def test_statistics_do_not_enter_the_hypernetworks_step() -> None:
+    algorithm, ids = PFedLA(hyper_optimizer="sgd", hyper_lr=0.1, sources={}), torch.tensor([1, 3])
     one, other = started(algorithm), started(algorithm)
     delta, strange = draw(2, 7), draw(2, 7)
     other.theta["b#stats"].mul_(100).add_(5)
@@ -171,26 +160,20 @@ def test_statistics_do_not_enter_the_hypernetworks_step(same: Same) -> None:
     same(hyper(step(algorithm, one, ids, delta)), hyper(step(algorithm, other, ids, strange)))
 
 
-def test_integer_counters_stay_with_their_client(
-    setting: Callable[..., Setting], data: Callable[..., list[Samples]]
-) -> None:
-    made, samples, rounds = setting(PFedLA(), local_epochs=2, batch_size=4), data(3, count=8), ([0, 1], [1, 2], [1])
-    theta = made.spec.read(made.template)
-    server = Server(made.algorithm.init(theta, 3, torch.Generator()))
-    assert "bn#counters" not in server.state.theta
-    with SimulatedFleet(made, samples, samples, workers=0) as fleet:
-        for ids in rounds:
-            run_round(made.algorithm, server, fleet, Ledger(made.spec.names), ids)
-        batches = [2 * 2, 2 * 2, 2 * 3]  # of 8, 9 and 10 samples; the ninth joins the batch before it
-        times = [sum(i in ids for ids in rounds) for i in range(3)]
-        assert fleet.own["bn#counters"][:, 0].tolist() == [b * k for b, k in zip(batches, times, strict=True)]
+def test_integer_counters_stay_with_their_client() -> None:
+    rounds = [[0, 1], [1, 2], [1]]
+    played = play(PFedLA(), rounds, fleet=lambda made, _: fleet_of(made, data(3, count=8)))
+    assert "bn#counters" not in played.state.theta
+    batches = [2 * 2, 2 * 2, 2 * 3]  # of 8, 9 and 10 samples; the ninth joins the batch before it
+    times = [sum(i in ids for ids in rounds) for i in range(3)]
+    assert played.own["bn#counters"][:, 0].tolist() == [b * k for b, k in zip(batches, times, strict=True)]
 
 
 # ---- retained layers
 
 
 def test_retained_layers_and_their_statistics_are_not_downloaded() -> None:
-    algorithm = HeurPFedLA(retain=1)
+    algorithm = HeurPFedLA(retain=1, sources={})
     state, ids = started(algorithm), torch.arange(N)
     state.heads.value["bias"].view(N, 2, N)[:, 1] += 50 * torch.eye(N)  # layer b is each client's own
     got = algorithm.download(state, ids)
@@ -198,8 +181,8 @@ def test_retained_layers_and_their_statistics_are_not_downloaded() -> None:
     assert list(got.layers) == ["a"]
 
 
-def test_retained_layers_take_no_hypernetwork_step(same: Same) -> None:
-    algorithm, ids = HeurPFedLA(retain=1), torch.tensor([0, 2])
+def test_retained_layers_take_no_hypernetwork_step() -> None:
+    algorithm, ids = HeurPFedLA(retain=1, sources={}), torch.tensor([0, 2])
     state = started(algorithm)
     bias = state.heads.value["bias"].view(N, 2, N)
     bias[0, 0, 0] += 2  # client 0 retains layer a, client 2 layer b; both still mix them
@@ -215,8 +198,8 @@ def test_retained_layers_take_no_hypernetwork_step(same: Same) -> None:
     assert state.heads.steps.tolist() == [0, 2, 0, 0, 2, 0, 0, 0, 0, 0]
 
 
-def test_retained_layers_do_not_move_the_embedding(same: Same) -> None:
-    algorithm, ids = HeurPFedLA(retain=1), torch.tensor([0])
+def test_retained_layers_do_not_move_the_embedding() -> None:
+    algorithm, ids = HeurPFedLA(retain=1, sources={}), torch.tensor([0])
     one = started(algorithm)
     one.heads.value["bias"].view(N, 2, N)[0, 0, 0] += 2  # client 0 retains layer a
     other, delta, strange = copy.deepcopy(one), draw(1, 1), draw(1, 1)
@@ -228,7 +211,7 @@ def test_retained_layers_do_not_move_the_embedding(same: Same) -> None:
 
 
 def test_a_retained_layer_on_the_server_follows_the_clients_own() -> None:
-    algorithm = HeurPFedLA(retain=1)
+    algorithm = HeurPFedLA(retain=1, sources={})
     state = started(algorithm)
     state.heads.value["bias"].view(N, 2, N)[0, 1, 0] += 2  # client 0 retains layer b, and still mixes it
     before, delta = copy.deepcopy(state.theta), draw(1, 1)
@@ -240,44 +223,29 @@ def test_a_retained_layer_on_the_server_follows_the_clients_own() -> None:
 # ---- settings
 
 
-@pytest.mark.parametrize("retain", [-1, 4])
-def test_the_number_of_retained_layers_is_checked_against_the_model(
-    retain: int, setting: Callable[..., Setting]
-) -> None:
-    with pytest.raises(ConfigError, match=r"3 layers \(conv, bn, fc\), so it must be from 0 to 3"):
-        setting(PFedLA(retain=retain))
-
-
-@pytest.mark.parametrize("wrong", [{"hyper_lr": 0.0}, {"hyper_optimizer": "lion"}, {"embedding": 0}, {"hidden": 0}])
-def test_settings_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(ConfigError):
-        PFedLA(**wrong)  # type: ignore[arg-type]
+@pytest.mark.parametrize("kind", [PFedLA, HeurPFedLA, PFedLAPeers])
+def test_the_number_of_retained_layers_is_checked_against_the_model(kind: type[Hypernetworks[Any]]) -> None:
+    with pytest.raises(ConfigError, match=r"retain = 4.* 3 layers \(conv, bn, fc\), so it must be from 0 to 3"):
+        setting(kind(retain=4))
+    assert not download(setting(kind(retain=3)), [0]).sent.any()
 
 
 def test_the_first_weights_differ_by_client_and_layer_and_the_first_models_are_equal() -> None:
     algorithm = PFedLA()
     state = algorithm.init(draw(1, 0), N, torch.Generator().manual_seed(0))
-    alpha = algorithm.inspect(state)["alpha"]
+    alpha = algorithm.diagnostics(state)["alpha"]
     assert alpha.flatten(0, 1).unique(dim=0).shape == (N * len(NAMES), N)
     for rows in state.theta.values():
         assert rows.unique(dim=0).shape[0] == 1
 
 
-@pytest.mark.parametrize("peers", [0, 2])
-def test_a_model_of_double_precision_is_mixed_and_updated(peers: int) -> None:
-    algorithm, theta, ids = PFedLA(peers=peers), draw(1, 0), torch.tensor([0, 3])
+@pytest.mark.parametrize("algorithm", [PFedLA(sources={}), PFedLAPeers(peers=2, sources={})])
+def test_a_model_of_double_precision_is_mixed_and_updated(algorithm: Hypernetworks[Any]) -> None:
+    theta, ids = draw(1, 0), torch.tensor([0, 3])
     state = algorithm.init({key: row.double() for key, row in theta.items()}, N, torch.Generator())
-    assert algorithm.download(state, ids).layers["a"].dtype == torch.float64
-    state = step(algorithm, state, ids, {key: row.double() for key, row in draw(2, 1).items()})
-    torch.testing.assert_close(state.theta["a"][0], (theta["a"] + draw(2, 1)["a"])[0].double())  # all began alike
-    assert state.heads.steps.view(N, -1).sum(1).tolist() == [2, 0, 0, 2, 0]
-
-
-def test_how_much_is_worked_on_at_once_changes_nothing(monkeypatch: pytest.MonkeyPatch, same: Same) -> None:
-    states = []
-    for portion in (2**21, 1):
-        monkeypatch.setattr("pfedla.algorithms.pfedla.PORTION", portion)
-        algorithm = HeurPFedLA()
-        with kernels.switch(kernels.OFF):
-            states.append(step(algorithm, started(algorithm), torch.tensor([3, 0, 2]), draw(3, 1)))
-    same(*states, atol=1e-6)
+    got = algorithm.download(state, ids)
+    assert got.layers["a"].dtype == torch.float64
+    state = algorithm.update(state, ids, got, upload_of({key: row.double() for key, row in draw(2, 1).items()}))
+    clients: Clients = state.clients if isinstance(state, PeerClients) else state
+    torch.testing.assert_close(clients.theta["a"][0], (theta["a"] + draw(2, 1)["a"])[0].double())  # all began alike
+    assert clients.heads.steps.view(N, -1).sum(1).tolist() == [2, 0, 0, 2, 0]

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pfedla.algorithms.pfedla import aggregate, hypernetwork, hypernetwork_gradient, inner_products, retained
+from pfedla.algorithms.hypernetwork import hypernetwork, hypernetwork_gradient
+from pfedla.algorithms.pfedla import aggregate, inner_products, retained
 from pfedla.layers import Layers
 from pfedla.optimizer import Rows
 
@@ -20,8 +21,7 @@ def draw(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-@pytest.fixture
-def body() -> Rows:
+def draw_body() -> Rows:
     return {
         "v": draw(CLIENTS, 1, EMBEDDING, seed=1),
         "weight1": draw(CLIENTS, EMBEDDING, HIDDEN, seed=2),
@@ -31,19 +31,16 @@ def body() -> Rows:
     }
 
 
-@pytest.fixture
-def heads() -> Rows:
+def draw_heads() -> Rows:
     rows = CLIENTS * len(NAMES)
     return {"weight": draw(rows, HIDDEN, N, seed=6) / 3, "bias": draw(rows, N, seed=7)}
 
 
-@pytest.fixture
-def theta() -> Layers:
+def draw_theta() -> Layers:
     return {key: draw(N, size, seed=8 + i) for i, (key, size) in enumerate(SIZES.items())}
 
 
-@pytest.fixture
-def delta() -> Layers:
+def draw_delta() -> Layers:
     return {key: draw(CLIENTS, size, seed=20 + i) for i, (key, size) in enumerate(SIZES.items())}
 
 
@@ -60,7 +57,8 @@ def slow_hypernetwork(body: Rows, heads: Rows) -> np.ndarray:
     return alpha
 
 
-def test_hypernetwork_is_a_softmax_of_two_hidden_layers(body: Rows, heads: Rows) -> None:
+def test_hypernetwork_is_a_softmax_of_two_hidden_layers() -> None:
+    body, heads = draw_body(), draw_heads()
     alpha = hypernetwork(body, heads)
     assert alpha.shape == (CLIENTS, len(NAMES), N)
     np.testing.assert_allclose(alpha.numpy(), slow_hypernetwork(body, heads), rtol=1e-12)
@@ -69,9 +67,9 @@ def test_hypernetwork_is_a_softmax_of_two_hidden_layers(body: Rows, heads: Rows)
 
 @pytest.mark.parametrize("sources", [{}, {"bn#stats": "conv"}])
 def test_aggregate_mixes_each_layer_by_its_weights_and_statistics_by_those_of_their_source(
-    sources: dict[str, str], body: Rows, heads: Rows, theta: Layers
+    sources: dict[str, str],
 ) -> None:
-    alpha = hypernetwork(body, heads)
+    alpha, theta = hypernetwork(draw_body(), draw_heads()), draw_theta()
     mixed = aggregate(alpha, theta, NAMES, sources)
     assert list(mixed) == list(theta)
     for key, layer in (("conv", 0), ("bn", 1), ("bn#stats", 0 if sources else 1), ("fc", 2)):
@@ -82,7 +80,8 @@ def test_aggregate_mixes_each_layer_by_its_weights_and_statistics_by_those_of_th
             np.testing.assert_allclose(mixed[key][i].numpy(), expected, rtol=1e-12)
 
 
-def test_inner_products_are_of_the_trained_parameters(delta: Layers, theta: Layers) -> None:
+def test_inner_products_are_of_the_trained_parameters() -> None:
+    delta, theta = draw_delta(), draw_theta()
     g = inner_products(delta, theta, NAMES)
     assert g.shape == (CLIENTS, len(NAMES), N)
     for i in range(CLIENTS):
@@ -102,9 +101,8 @@ def objective(body: Rows, heads: Rows, theta: Layers, delta: Layers) -> Tensor:
     return total
 
 
-def test_gradient_is_the_product_of_the_jacobian_of_theta_bar_and_delta(
-    body: Rows, heads: Rows, theta: Layers, delta: Layers
-) -> None:
+def test_gradient_is_the_product_of_the_jacobian_of_theta_bar_and_delta() -> None:
+    body, heads, theta, delta = draw_body(), draw_heads(), draw_theta(), draw_delta()
     to_body, to_heads = hypernetwork_gradient(body, heads, inner_products(delta, theta, NAMES))
     leaves = [x.clone().requires_grad_() for x in (*body.values(), *heads.values())]
     copy_body, copy_heads = dict(zip(body, leaves, strict=False)), dict(zip(heads, leaves[len(body) :], strict=True))
@@ -117,9 +115,8 @@ def test_gradient_is_the_product_of_the_jacobian_of_theta_bar_and_delta(
 
 
 @pytest.mark.parametrize("name", ["v", "weight1", "bias1", "weight2", "bias2", "weight", "bias"])
-def test_gradient_agrees_with_finite_differences(
-    name: str, body: Rows, heads: Rows, theta: Layers, delta: Layers
-) -> None:
+def test_gradient_agrees_with_finite_differences(name: str) -> None:
+    body, heads, theta, delta = draw_body(), draw_heads(), draw_theta(), draw_delta()
     to_body, to_heads = hypernetwork_gradient(body, heads, inner_products(delta, theta, NAMES))
     gradient = {**to_body, **to_heads}[name].flatten()
     flat = {**body, **heads}[name].view(-1)
@@ -135,7 +132,8 @@ def test_gradient_agrees_with_finite_differences(
         assert float(gradient[k]) == pytest.approx((above - below) / (2 * step), rel=1e-5, abs=1e-7)
 
 
-def test_gradient_leaves_the_hypernetwork_as_it_is(body: Rows, heads: Rows, theta: Layers, delta: Layers) -> None:
+def test_gradient_leaves_the_hypernetwork_as_it_is() -> None:
+    body, heads, theta, delta = draw_body(), draw_heads(), draw_theta(), draw_delta()
     before = {name: x.clone() for name, x in {**body, **heads}.items()}
     hypernetwork_gradient(body, heads, inner_products(delta, theta, NAMES))
     for name, x in {**body, **heads}.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,38 +11,25 @@ from torch import Tensor, nn
 
 import pfedla
 from pfedla.algorithm import Algorithm
-from pfedla.algorithms import FedAvg, HeurPFedLA, Local, PFedLA
-from pfedla.fleet import Setting, SimulatedFleet
-from pfedla.layers import Layers
-from pfedla.ledger import Ledger
-from pfedla.randomness import stream
-from pfedla.rounds import Server, run_round
-from pfedla.training import Samples, Training
+from pfedla.algorithms import FedAvg, HeurPFedLA, Local, PFedLA, PFedLAPeers
+from pfedla.rounds import run_round
+from pfedla.training import Training
+from tests.world import Played, data, fleet_of, same, server_of, setting
 
 N, ROUNDS = 4, 3
 
-Play = Callable[..., tuple[Layers, Ledger, Any]]
-Same = Callable[..., None]
 
-
-@pytest.fixture
-def play(setting: Callable[..., Setting], data: Callable[..., list[Samples]]) -> Play:
-    """Run rounds; return the personalized models, what was sent, and the state."""
-
-    def run(algorithm: Algorithm[Any], heads_bias: Tensor | None = None) -> tuple[Layers, Ledger, Any]:
-        made, samples = setting(algorithm), data(N)
-        state = made.algorithm.init(made.spec.read(made.template), N, stream(0, "init"))
-        if heads_bias is not None:  # α is the softmax of the bias alone
-            state.heads.value["weight"].zero_()
-            state.heads.value["bias"].view(N, len(made.spec.names), N).copy_(heads_bias)
-        server, ledger = Server(state), Ledger(made.spec.names)
-        with SimulatedFleet(made, samples, samples, workers=0) as fleet:
-            for _ in range(ROUNDS):
-                run_round(made.algorithm, server, fleet, ledger, list(range(N)))
-            got = made.algorithm.download(server.state, torch.arange(N))
-            return fleet.personalize(range(N), got, server.t), ledger, server.state
-
-    return run
+def rounds(algorithm: Algorithm[Any], heads_bias: Tensor | None = None) -> Played:
+    """Run rounds of everybody; with `heads_bias`, α is the softmax of that alone."""
+    made = setting(algorithm)
+    played = Played(made, server_of(made, N), fleet_of(made, data(N)), N)
+    if heads_bias is not None:
+        heads = played.state.heads.value
+        heads["weight"].zero_()
+        heads["bias"].view(N, len(made.spec.names), N).copy_(heads_bias)
+    for _ in range(ROUNDS):
+        run_round(made.algorithm, played.server, played.fleet, list(range(N)))
+    return played
 
 
 def still(retain: int = 0) -> PFedLA:
@@ -51,34 +37,34 @@ def still(retain: int = 0) -> PFedLA:
     return PFedLA(retain=retain, hyper_optimizer="sgd", hyper_lr=1e-20)
 
 
-def test_all_weight_on_oneself_is_local_training(play: Play, same: Same) -> None:
-    models, _, _ = play(still(), 200 * torch.eye(N)[:, None])
-    same(models, play(Local())[0], atol=1e-6)
+def test_all_weight_on_oneself_is_local_training() -> None:
+    same(rounds(still(), 200 * torch.eye(N)[:, None]).personalized(), rounds(Local()).personalized(), atol=1e-6)
 
 
-def test_weights_by_examples_are_federated_averaging(play: Play, same: Same) -> None:
+def test_weights_by_examples_are_federated_averaging() -> None:
     examples = torch.tensor([7.0, 8.0, 9.0, 10.0])
-    models, _, _ = play(still(), (examples / examples.sum()).log())
-    same(models, play(FedAvg())[0], atol=2e-6)
+    averaged = rounds(FedAvg()).personalized()
+    same(rounds(still(), (examples / examples.sum()).log()).personalized(), averaged, atol=2e-6)
     with pytest.raises(AssertionError):
-        same(play(still(), torch.zeros(N))[0], play(FedAvg())[0], atol=2e-6)
+        same(rounds(still(), torch.zeros(N)).personalized(), averaged, atol=2e-6)
 
 
-def test_retaining_all_layers_is_local_training_to_the_bit(play: Play, same: Same) -> None:
-    models, ledger, _ = play(PFedLA(retain=3))
-    same(models, play(Local())[0])
-    assert ledger.down == 0
-    assert ledger.up > 0
+@pytest.mark.parametrize("algorithm", [PFedLA(retain=3), PFedLAPeers(retain=3, peers=2)])
+def test_retaining_all_layers_is_local_training_to_the_bit(algorithm: Algorithm[Any]) -> None:
+    played = rounds(algorithm)
+    same(played.personalized(), rounds(Local()).personalized())
+    assert played.server.ledger.down == 0
+    assert played.server.ledger.up > 0
 
 
-def test_retaining_no_layer_is_pfedla_to_the_bit(play: Play, same: Same) -> None:
-    heuristic, plain = play(HeurPFedLA(retain=0)), play(PFedLA())
-    same(heuristic[0], plain[0])
-    same(heuristic[2], plain[2])
+def test_retaining_no_layer_is_pfedla_to_the_bit() -> None:
+    heuristic, plain = rounds(HeurPFedLA(retain=0)), rounds(PFedLA())
+    same(heuristic.personalized(), plain.personalized())
+    same(heuristic.state, plain.state)
 
 
-def test_retained_layers_save_download_and_no_upload(play: Play) -> None:
-    full, saved = play(PFedLA())[1].arrays(), play(HeurPFedLA(retain=1))[1].arrays()
+def test_retained_layers_save_download_and_no_upload() -> None:
+    full, saved = (rounds(method).server.ledger.arrays() for method in (PFedLA(), HeurPFedLA(retain=1)))
     assert np.array_equal(full["up"], saved["up"])
     assert ((saved["down"] == 0).sum(1) == 1).all()
     assert np.array_equal(saved["down"][saved["down"] > 0], full["down"][saved["down"] > 0])

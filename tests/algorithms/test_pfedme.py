@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -10,10 +7,8 @@ import torch
 from pfedla.algorithms import FedAvg, PFedMe
 from pfedla.algorithms.fedavg import SharedModel
 from pfedla.algorithms.pfedme import envelope_step, proximal_step
-from pfedla.errors import ConfigError
-from pfedla.fleet import Setting
-from pfedla.training import Task
 from pfedla.wire import Payload
+from tests.world import by_hand, download, same, setting, task_of, theta_of
 
 
 def test_steps_by_hand() -> None:
@@ -31,14 +26,10 @@ def test_many_steps_end_at_the_proximal_point() -> None:
     assert float(theta) == pytest.approx((3 + lam) / (1 + lam))
 
 
-def test_a_round_is_the_algorithm_of_the_paper(
-    setting: Callable[..., Setting], task_of: Callable[..., Task], by_hand: Callable[..., Any]
-) -> None:
+def test_a_round_is_the_algorithm_of_the_paper() -> None:
     lam, k, personal_lr, lr, decay = 3.0, 2, 0.1, 0.2, 0.01
     made = setting(PFedMe(lam, k, personal_lr=personal_lr), "mlp", lr=lr, weight_decay=decay)
-    start = made.spec.read(made.template)
-    got = made.algorithm.download(made.algorithm.init(start, 3, torch.Generator()), torch.tensor([1]))
-    task = task_of(made, [1])
+    start, got, task = theta_of(made), download(made, [1]), task_of(made, [1])
     batches, gradient = by_hand(task, start)
     w = theta = task.model.vector(start).numpy().astype(np.float64)
     for batch in batches:
@@ -59,34 +50,17 @@ def test_the_server_mixes_with_beta() -> None:
     """From w = 1, with the clients' w_i = 2 and 5 with 1 and 2 examples: mean 4, so (1 - 0.5) 1 + 0.5 4 = 2.5."""
     state = SharedModel({"fc": torch.tensor([[1.0]]), "fc#stats": torch.tensor([[1.0]])})
     delta = {"fc": torch.tensor([[1.0], [4.0]]), "fc#stats": torch.tensor([[1.0], [4.0]])}
-    upload = Payload.of(delta, torch.ones(2, 1, dtype=torch.bool), ["fc"], torch.tensor([1, 2]))
+    upload = Payload.of(delta, torch.ones(2, 1, dtype=torch.bool), ["fc"], examples=torch.tensor([1, 2]))
     algorithm, ids = PFedMe(beta=0.5), torch.tensor([0, 1])
     theta = algorithm.update(state, ids, algorithm.download(state, ids), upload).theta
     assert float(theta["fc"]) == pytest.approx(2.5)
     assert float(theta["fc#stats"]) == pytest.approx(4)  # statistics are averaged, whatever beta
 
 
-def test_without_a_pull_the_shared_model_rests_and_the_personal_one_is_plain_sgd(
-    setting: Callable[..., Setting], task_of: Callable[..., Task], same: Callable[..., None]
-) -> None:
+def test_without_a_pull_the_shared_model_rests_and_the_personal_one_is_plain_sgd() -> None:
     made, plain = setting(PFedMe(lam=0, k=1, personal_lr=0.05)), setting(FedAvg(), lr=0.05)
-    theta, ids = made.spec.read(made.template), [1, 2]
-    own = {key: row.repeat(2, 1) for key, row in theta.items()}
-    got = made.algorithm.download(made.algorithm.init(theta, 3, torch.Generator()), torch.tensor(ids))
+    ids, got = [1, 2], download(made, [1, 2])
+    own = {key: row.repeat(2, 1) for key, row in theta_of(made).items()}
     kept, upload = made.algorithm.train(own, got, task_of(made, ids))
     same(kept, plain.algorithm.train(own, got, task_of(plain, ids))[0])
     assert not any(upload.layers[name].any() for name in upload.names)
-
-
-@pytest.mark.parametrize("bad", [{"lam": -1.0}, {"k": 0}, {"beta": 0.0}, {"personal_lr": 0.0}])
-def test_settings_out_of_range_are_refused(bad: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"algorithm.{next(iter(bad))}"):
-        PFedMe(**bad)
-
-
-def test_momentum_is_refused(setting: Callable[..., Setting], task_of: Callable[..., Task]) -> None:
-    made = setting(PFedMe(), momentum=0.9)
-    theta = made.spec.read(made.template)
-    got = made.algorithm.download(made.algorithm.init(theta, 3, torch.Generator()), torch.tensor([1]))
-    with pytest.raises(ConfigError, match=r"training\.momentum = 0\.9: pFedMe takes plain steps"):
-        made.algorithm.train(theta, got, task_of(made, [1]))

@@ -1,20 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
-import pytest
 import torch
 
 from pfedla.algorithms import FedAvg, Scaffold
 from pfedla.algorithms.scaffold import Controlled, next_control
-from pfedla.errors import ConfigError
-from pfedla.fleet import Setting, SimulatedFleet
-from pfedla.ledger import Ledger
-from pfedla.rounds import Server, run_round
-from pfedla.training import Samples, Task
+from pfedla.rounds import run_round
 from pfedla.wire import Payload
+from tests.world import by_hand, data, download, fleet_of, server_of, setting, task_of, theta_of
 
 
 def test_next_control_by_hand() -> None:
@@ -31,19 +24,16 @@ def test_the_server_moves_by_unweighted_means() -> None:
     state = Controlled({"fc": one.clone(), "fc#stats": one.clone()}, {"fc#control": one.clone()}, torch.tensor(4))
     delta = torch.tensor([[1.0], [3.0]])
     layers = {"fc": delta, "fc#stats": delta, "fc#control": 2 * delta}
-    upload = Payload.of(layers, torch.ones(2, 1, dtype=torch.bool), ["fc"], torch.tensor([1, 9]))
+    upload = Payload.of(layers, torch.ones(2, 1, dtype=torch.bool), ["fc"], examples=torch.tensor([1, 9]))
     algorithm, ids = Scaffold(server_lr=0.5), torch.tensor([0, 3])
     state = algorithm.update(state, ids, algorithm.download(state, ids), upload)
     assert [float(x) for x in (*state.theta.values(), *state.control.values())] == [2, 3, 3]
 
 
-def test_a_round_is_the_algorithm_of_the_paper(
-    setting: Callable[..., Setting], task_of: Callable[..., Task], by_hand: Callable[..., Any]
-) -> None:
+def test_a_round_is_the_algorithm_of_the_paper() -> None:
     lr = 0.1
     made = setting(Scaffold(), "mlp", lr=lr)
-    theta = made.spec.read(made.template)
-    state = made.algorithm.init(theta, 3, torch.Generator())
+    theta, state = theta_of(made), server_of(made, 3).state
     for row in state.control.values():
         row += 0.3
     own = {key: row + 0.1 if "#" in key else row for key, row in made.algorithm.enroll(theta).items()}
@@ -63,40 +53,28 @@ def test_a_round_is_the_algorithm_of_the_paper(
     assert np.abs(control - c_i).max() > 0.1
 
 
-def test_the_servers_control_is_the_mean_of_all_clients(
-    setting: Callable[..., Setting], data: Callable[..., list[Samples]]
-) -> None:
-    made, samples = setting(Scaffold()), data(5)
-    server = Server(made.algorithm.init(made.spec.read(made.template), 5, torch.Generator()))
-    with SimulatedFleet(made, samples, samples, workers=0) as fleet:
-        for ids in ([0, 1], [1, 2, 4], [0, 4], [1, 2]):  # client 3 never takes part
-            run_round(made.algorithm, server, fleet, Ledger(made.spec.names), ids)
-            for key, c in server.state.control.items():
-                torch.testing.assert_close(c[0], fleet.own[key].mean(0), rtol=0, atol=1e-5)
-        assert not fleet.own["fc#control"][3].any()
-        assert float(server.state.control["fc#control"].abs().max()) > 1e-2
+def test_the_servers_control_is_the_mean_of_all_clients() -> None:
+    made = setting(Scaffold())
+    server, fleet = server_of(made, 5), fleet_of(made, data(5))
+    for ids in ([0, 1], [1, 2, 4], [0, 4], [1, 2]):  # client 3 never takes part
+        run_round(made.algorithm, server, fleet, ids)
+        for key, c in server.state.control.items():
+            torch.testing.assert_close(c[0], fleet.kept.own[key].mean(0), rtol=0, atol=1e-5)
+    assert not fleet.kept.own["fc#control"][3].any()
+    assert float(server.state.control["fc#control"].abs().max()) > 1e-2
 
 
-def test_the_first_round_trains_as_fedavg_and_controls_double_the_traffic(
-    setting: Callable[..., Setting], task_of: Callable[..., Task]
-) -> None:
+def test_the_first_round_trains_as_fedavg_and_controls_double_the_traffic() -> None:
     uploads, downloads, kept = [], [], []
     for algorithm in (Scaffold(), FedAvg()):
         made = setting(algorithm, weight_decay=0.01)
-        theta, ids = made.spec.read(made.template), [0, 2]
-        got = made.algorithm.download(made.algorithm.init(theta, 3, torch.Generator()), torch.tensor(ids))
-        own = {key: row.repeat(2, 1) for key, row in made.algorithm.enroll(theta).items()}
+        ids, got = [0, 2], download(made, [0, 2])
+        own = {key: row.repeat(2, 1) for key, row in made.enroll().own.items()}
         trained, upload = made.algorithm.train(own, got, task_of(made, ids))
         kept.append(trained)
-        downloads.append(got.size())
-        uploads.append(upload.size())
+        downloads.append(got.layer_bytes())
+        uploads.append(upload.layer_bytes())
     assert all(torch.equal(kept[0][key], rows) for key, rows in kept[1].items())
     controls = [made.spec.size(name) * 4 for name in made.spec.names]
     for with_control, without in (downloads, uploads):
         assert (with_control - without).tolist() == [controls, controls]
-
-
-@pytest.mark.parametrize("server_lr", [0.0, float("inf"), float("nan")])
-def test_a_server_needs_a_step(server_lr: float) -> None:
-    with pytest.raises(ConfigError, match=r"algorithm\.server_lr"):
-        Scaffold(server_lr)

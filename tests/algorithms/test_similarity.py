@@ -6,8 +6,8 @@ import torch
 
 from pfedla.algorithms import SimilarityLayer, SimilarityModel
 from pfedla.algorithms.similarity import Bank
-from pfedla.errors import ConfigError
 from pfedla.wire import Payload
+from tests.world import play
 
 START = {"a": torch.tensor([[1.0, 1.0]]), "b": torch.tensor([[2.0]])}
 THETA = {
@@ -30,8 +30,8 @@ def slow_weights(vectors: np.ndarray, temperature: float) -> np.ndarray:
 
 def test_weights_by_layer_and_by_model() -> None:
     learned = [(THETA[name] - START[name]).double().numpy() for name in START]
-    layer = SimilarityLayer(0.5).inspect(Bank(THETA, START))["alpha"]
-    model = SimilarityModel(0.5).inspect(Bank(THETA, START))["alpha"]
+    layer = SimilarityLayer(0.5).diagnostics(Bank(THETA, START))["alpha"]
+    model = SimilarityModel(0.5).diagnostics(Bank(THETA, START))["alpha"]
     for index in range(2):
         np.testing.assert_allclose(layer[:, index], slow_weights(learned[index], 0.5), rtol=1e-9)
         np.testing.assert_allclose(model[:, index], slow_weights(np.concatenate(learned, 1), 0.5), rtol=1e-9)
@@ -40,26 +40,28 @@ def test_weights_by_layer_and_by_model() -> None:
 
 @pytest.mark.parametrize("kind", [SimilarityLayer, SimilarityModel])
 def test_each_layer_is_mixed_by_its_weights(kind: type[SimilarityLayer]) -> None:
-    algorithm, state, ids = kind(0.5), Bank(THETA, START), torch.tensor([2, 0])
-    alpha, got = algorithm.inspect(state)["alpha"].numpy(), algorithm.download(state, ids)
+    algorithm, state, ids = kind(0.5, sources={}), Bank(THETA, START), torch.tensor([2, 0])
+    alpha, got = algorithm.diagnostics(state)["alpha"].numpy(), algorithm.download(state, ids)
     for key, index in (("a", 0), ("a#stats", 0), ("b", 1)):
         np.testing.assert_allclose(got.layers[key], alpha[[2, 0], index] @ THETA[key].numpy(), rtol=1e-6)
 
 
 def test_with_one_layer_both_are_the_same() -> None:
     state = Bank({key: THETA[key] for key in ("a", "a#stats")}, {"a": START["a"]})
-    one, other = (kind(0.3).download(state, torch.arange(4)).layers for kind in (SimilarityLayer, SimilarityModel))
+    one, other = (
+        kind(0.3, sources={}).download(state, torch.arange(4)).layers for kind in (SimilarityLayer, SimilarityModel)
+    )
     assert all(torch.equal(one[key], other[key]) for key in state.theta)
 
 
 def test_cold_weights_leave_every_client_its_own_model() -> None:
-    got = SimilarityModel(1e-4).download(Bank(THETA, START), torch.arange(3))
+    got = SimilarityModel(1e-4, sources={}).download(Bank(THETA, START), torch.arange(3))
     for key, rows in THETA.items():
         torch.testing.assert_close(got.layers[key], rows[:3])
 
 
 def test_update_keeps_what_was_received_plus_the_change() -> None:
-    algorithm, ids = SimilarityLayer(), torch.tensor([1])
+    algorithm, ids = SimilarityLayer(sources={}), torch.tensor([1])
     state = Bank({key: rows.clone() for key, rows in THETA.items()}, START)
     got = algorithm.download(state, ids)
     delta = {key: torch.ones_like(rows[ids]) for key, rows in THETA.items()}
@@ -69,6 +71,11 @@ def test_update_keeps_what_was_received_plus_the_change() -> None:
         assert torch.equal(after[key][[0, 2, 3]], rows[[0, 2, 3]])
 
 
-def test_a_temperature_of_0_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"algorithm\.temperature"):
-        SimilarityModel(0.0)
+def test_statistics_take_the_weights_of_the_layer_whose_output_they_describe() -> None:
+    played = play(SimilarityLayer(0.5), [[0, 1, 2]])
+    algorithm, stats = played.setting.algorithm, played.state.theta["bn#stats"]
+    alpha = algorithm.diagnostics(played.state)["alpha"].float()  # (clients, layers, clients)
+    conv, bn = (alpha[:, played.setting.spec.names.index(name)] @ stats for name in ("conv", "bn"))
+    got = algorithm.download(played.state, torch.arange(3)).layers["bn#stats"]
+    torch.testing.assert_close(got, conv)
+    assert not torch.allclose(got, bn)

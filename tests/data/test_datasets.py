@@ -155,9 +155,9 @@ def test_without_any_file_the_error_says_what_was_looked_for_and_what_to_do(tmp_
         load_dataset("cifar10", tmp_path)
     for part in (
         "cifar10",
-        "--data-dir",
+        "machine.data_dir",
         "$PFEDLA_DATA",
-        "--download",
+        "machine.download = true",
         f"test_batch.bin in {tmp_path / 'cifar-10-batches-bin'} or {tmp_path}",
         f"test_batch in {tmp_path / 'cifar-10-batches-py'} or {tmp_path}",
     ):

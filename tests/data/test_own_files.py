@@ -76,6 +76,34 @@ def test_bad_client_files(tmp_path: Path, arrays: dict[str, Any], message: str) 
     assert str(tmp_path / "one.npz") in str(caught.value)
 
 
+def test_targets_that_are_no_labels_are_kept_as_they_are(tmp_path: Path) -> None:
+    y = np.array([[0.5, -2.0], [1.0, 3.0]])
+    save(tmp_path, "one", x=X, y=y, x_test=X, y_test=-y)
+    (one,) = load_folder(tmp_path, labels=False)
+    assert one.y_test is not None
+    assert (one.y.dtype, one.y.tolist(), one.y_test.tolist()) == (np.float64, y.tolist(), (-y).tolist())
+    np.savez(tmp_path / "all.npz", x=X, y=y, client=np.array([1, 0]))
+    assert [c.y.tolist() for c in load_column(tmp_path / "all.npz", labels=False)] == [[[1.0, 3.0]], [[0.5, -2.0]]]
+    with pytest.raises(DataError, match=r"y as integers of shape \(n,\), found float64 \(2, 2\)"):
+        load_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": X, "y": np.array([0.0, np.nan])}, "finite numbers in y, found NaN"),
+        ({"x": X, "y": Y, "x_test": X, "y_test": np.array([0.0, np.inf])}, "finite numbers in y_test"),
+        ({"x": X, "y": np.zeros((3, 2))}, "as many y as x, at least one, found 3 and 2"),
+        ({"x": X, "y": np.array(["a", "b"])}, "y as numbers"),
+        ({"x": X, "y": np.array(1.0)}, "y as numbers"),
+    ],
+)
+def test_targets_that_are_no_numbers_are_refused(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
+    save(tmp_path, "one", **arrays)
+    with pytest.raises(DataError, match=message):
+        load_folder(tmp_path, labels=False)
+
+
 @pytest.mark.parametrize("other", [np.zeros((2, 5), np.float32), np.zeros((2, 4), np.uint8)])
 def test_clients_must_agree(tmp_path: Path, other: npt.NDArray[Any]) -> None:
     save(tmp_path, "c1", x=X, y=Y)

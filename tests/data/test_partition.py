@@ -116,7 +116,7 @@ def test_unequal_clients_have_all_sizes_and_their_classes_in_proportion() -> Non
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"fewest_samples": 1}, "data.fewest_samples must be from 2 to --samples-per-client, 100, not 1"),
+        ({"fewest_samples": 1}, "data.fewest_samples must be from 2 to data.samples_per_client, 100, not 1"),
         ({"fewest_samples": 101}, "data.fewest_samples must be from 2"),
         ({"samples_per_client": 2000}, r"client \d+ needs 3\d\d training samples of class \d, 210 are for that"),
         ({"test_samples_per_client": 900}, r"client \d+ needs \d+ test samples of class \d, 90 are for that"),
@@ -138,7 +138,8 @@ def test_scarce_classes_end_in_a_sound_partition_or_a_clear_error(
     enough = len(y) >= arguments["clients"] * arguments["samples_per_client"]
     parts = parts_or_message(y, split, **arguments)
     if isinstance(parts, str):
-        assert re.search(r"--[a-z]|split\.", parts)  # the message names a setting
+        assert re.search(r"data\.[a-z]|split\.", parts)  # the message names a setting
+        assert "--" not in parts  # and no option: Python has none
         assert not (enough and isinstance(split, Dirichlet | IID))
     else:
         assert enough
@@ -180,6 +181,7 @@ def test_same_arguments_same_parts_and_another_seed_others(
     assert all_of(first).tolist() != all_of(other).tolist()
 
 
+@pytest.mark.slow
 def test_parts_do_not_depend_on_hash_randomisation() -> None:
     script = (
         "import sys; import numpy as np; from pfedla.data.partition import *; from pfedla.data.splits import *\n"
@@ -220,15 +222,15 @@ def test_a_class_that_is_absent_is_given_to_nobody() -> None:
     ("split", "arguments", "words"),
     [
         (Classes(((0, 1), (0, 2))), {"clients": 2, "samples_per_client": 400}, ["class 0", "400", "300"]),
-        (NonIID1(1), {"clients": 10, "samples_per_client": 301}, ["301", "300", "--samples-per-client"]),
+        (NonIID1(1), {"clients": 10, "samples_per_client": 301}, ["301", "300", "data.samples_per_client"]),
         (Groups(1, 2), {"clients": 8, "samples_per_client": 100}, ["400", "300", "split.groups"]),
         (NonIID2(1, 50.0), {"clients": 1, "samples_per_client": 590}, ["500", "300", "split.dominance"]),
-        (IID(), {"clients": 31, "samples_per_client": 100}, ["3100", "3000", "--clients"]),
-        (Dirichlet(), {"clients": 31, "samples_per_client": 100}, ["3100", "3000", "--clients"]),
+        (IID(), {"clients": 31, "samples_per_client": 100}, ["3100", "3000", "data.clients"]),
+        (Dirichlet(), {"clients": 31, "samples_per_client": 100}, ["3100", "3000", "data.clients"]),
         (
             Classes(((0,), (1,))),
             {"clients": 2, "samples_per_client": 100, "test_samples_per_client": 231},
-            ["201", "200", "class 0", "client 0", "--test-samples-per-client"],
+            ["201", "200", "class 0", "client 0", "data.test_samples_per_client"],
         ),
         (Column(), {"clients": 2, "samples_per_client": 2000}, ["client 0", "1500", "2000"]),
     ],
@@ -242,35 +244,34 @@ def test_too_few_samples_are_named_with_their_numbers(
 
 
 def test_more_classes_help_only_if_there_are_samples_enough() -> None:
-    with pytest.raises(DataError, match=r"--clients, or raise split\.classes_per_client$"):
+    with pytest.raises(DataError, match=r"data\.clients, or raise split\.classes_per_client$"):
         partition(TEN, NonIID1(1), clients=1, samples_per_client=301, seed=0)
-    with pytest.raises(DataError, match=r"lower --samples-per-client or --clients$"):
+    with pytest.raises(DataError, match=r"lower data\.samples_per_client or data\.clients$"):
         partition(TEN, NonIID1(1), clients=11, samples_per_client=300, seed=0)
 
 
 @pytest.mark.parametrize(
     ("split", "change", "words"),
     [
-        (IID(), {"clients": 0}, "--clients must be at least 1, not 0"),
-        (IID(), {"samples_per_client": 1}, "--samples-per-client must be at least 2, not 1"),
-        (IID(), {"samples_per_client": None}, "--samples-per-client must be given"),
-        (IID(), {"test_samples_per_client": 0}, "--test-samples-per-client must be at least 1, not 0"),
+        (IID(), {"clients": 0}, "data.clients must be at least 1, not 0"),
+        (IID(), {"samples_per_client": 1}, "data.samples_per_client must be at least 2, not 1"),
+        (IID(), {"samples_per_client": None}, "data.samples_per_client must be given unless the split is 'column'"),
+        (IID(), {"test_samples_per_client": 0}, "data.test_samples_per_client must be at least 1, not 0"),
         (IID(), {"train_fraction": 1.0}, "data.train_fraction must be between 0 and 1, not 1.0"),
         (IID(), {"train_fraction": float("nan")}, "data.train_fraction must be between 0 and 1, not nan"),
         (IID(), {"train_fraction": 0.01}, "data.train_fraction 0.01 puts 0 of client 0's 20 samples"),
         (IID(), {"train_fraction": 0.99}, "data.train_fraction 0.99 puts 20 of client 0's 20 samples"),
         (NonIID1(11), {}, "split.classes_per_client must be from 1 to 10, the number of classes, not 11"),
-        (NonIID1(0), {}, "split.classes_per_client must be from 1 to 10, the number of classes, not 0"),
         (
             NonIID1(5),
             {"samples_per_client": 4},
-            "--samples-per-client must be at least 5, one per class, not 4",
+            "data.samples_per_client must be at least 5, one per class, not 4",
         ),
         (NonIID2(11), {}, "split.dominant_classes must be from 1 to 10, the number of classes, not 11"),
-        (NonIID2(), {"samples_per_client": 13}, "--samples-per-client must be at least 14 for every client"),
-        (Groups(5), {}, "split.groups must be at most 4, as --clients, not 5"),
+        (NonIID2(), {"samples_per_client": 13}, "data.samples_per_client must be at least 14 for every client"),
+        (Groups(5), {}, "split.groups must be at most 4, as many as data.clients, not 5"),
         (Groups(2, 11), {}, "split.classes_per_client must be from 1 to 10, the number of classes, not 11"),
-        (Classes(((1,), (2,))), {}, "split.classes must have one list for each of the 4 --clients, not 2"),
+        (Classes(((1,), (2,))), {}, "split.classes must have one list for each of the 4 clients (data.clients), not 2"),
         (Classes(((1, 1), (2,), (3,), (4,))), {}, "split.classes of client 0 must be distinct classes"),
         (Classes(((1,), (2,), (3,), (10,))), {}, "client 3 must be distinct classes from 0 to 9"),
         (Classes(((1,), (), (3,), (4,))), {}, "split.classes of client 1 must"),

@@ -123,13 +123,16 @@ def test_column_gives_each_client_its_own_samples() -> None:
 
 
 def test_a_split_refuses_impossible_settings_at_once() -> None:
-    with pytest.raises(ConfigError, match=r"split\.dominance must be at least 1"):
+    with pytest.raises(ConfigError, match=r"split\.dominance = 0\.5 must be at least 1"):
         NonIID2(dominance=0.5)
-    with pytest.raises(ConfigError, match=r"split\.dominance must be .* finite, not inf"):
+    with pytest.raises(ConfigError, match=r"split\.dominance = inf must be finite"):
         NonIID2(dominance=float("inf"))
-    with pytest.raises(ConfigError, match=r"split\.groups must be at least 1, not 0"):
+    with pytest.raises(ConfigError, match=r"split\.groups = 0 must be at least 1"):
         Groups(groups=0)
-    with pytest.raises(ConfigError, match=r"split\.concentration must be from 0\.001"):
+    for split in (NonIID1, Groups):
+        with pytest.raises(ConfigError, match=r"split\.classes_per_client = 0 must be at least 1"):
+            split(classes_per_client=0)
+    with pytest.raises(ConfigError, match=r"split\.concentration = 0\.0 must be at least 0\.001 and at most 1000000"):
         Dirichlet(concentration=0.0)
 
 

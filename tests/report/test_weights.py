@@ -15,7 +15,7 @@ def weights(clients: int, layers: int) -> np.ndarray:
     return alpha
 
 
-@pytest.mark.parametrize(("clients", "layers"), [(1, 1), (2, 3), (12, 5), (60, 7)])
+@pytest.mark.parametrize(("clients", "layers"), [(1, 1), (2, 3), (12, 5), pytest.param(60, 7, marks=pytest.mark.slow)])
 def test_a_picture_for_any_size(tmp_path: Path, clients: int, layers: int) -> None:
     path = tmp_path / "weights.png"
     draw_weights(path, weights(clients, layers), [f"layer{i}" for i in range(layers)], "title")

@@ -20,30 +20,18 @@ from typing import NamedTuple
 import numpy as np
 
 from pfedla.data.download import Progress, Remote, download_files
-from pfedla.data.files import (
-    ClientFile,
-    Images,
-    Labels,
-    Reader,
-    Shape,
-    load_folder,
-    read_idx,
-    read_pickle,
-    read_records,
-)
+from pfedla.data.files import Images, Labels, Reader, Shape, read_idx, read_pickle, read_records
 from pfedla.errors import DataError, unknown_name
 
 __all__ = [
     "DATASETS",
     "DEFAULT_DATASET",
-    "ClientFile",
     "Dataset",
     "DatasetSpec",
     "Layout",
     "cache_dir",
     "data_dir_default",
     "load_dataset",
-    "load_folder",
 ]
 
 DEFAULT_DATASET = "fashion-mnist-10k"

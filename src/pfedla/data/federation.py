@@ -82,7 +82,10 @@ def federate(
         ]
         return own_data(clients, [f.name for f in files], settings.train_fraction, seed, by_class=by_class)
     if not by_class:
-        raise ConfigError(f"data.dataset = {settings.dataset!r} has labels of classes: use training.objective for them")
+        raise ConfigError(
+            f"data.dataset = {settings.dataset!r} has labels of classes: set objective.name to classification, "
+            "or data.folder to own data"
+        )
     dataset = load_dataset(settings.dataset, Path(data_dir) if data_dir else None, download=download, progress=progress)
     x, y, classes = dataset.x, dataset.y, dataset.classes
     parts = partition(
@@ -160,6 +163,8 @@ def _check(name: str, x: Array, y: Array, by_class: bool) -> None:
     targets = np.asarray(y)
     if by_class and (targets.ndim != 1 or targets.dtype.kind not in "iu"):
         raise DataError(f"{name}: labels must be whole numbers in one dimension, not {targets.dtype} {targets.shape}")
+    if targets.dtype.kind not in "uifb" or not targets.ndim:
+        raise DataError(f"{name}: targets must be numbers, one or more per sample, not {targets.dtype} {targets.shape}")
     if len(x) != len(targets):
         raise DataError(f"{name}: {len(x)} inputs but {len(targets)} {'labels' if by_class else 'targets'}")
     if not len(targets):

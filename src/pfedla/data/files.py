@@ -327,6 +327,8 @@ def _samples(
         raise _wrong(file, f"{x_key} as numbers of shape (n, ...)", f"{x.dtype} {x.shape}")
     if labels and (y.dtype.kind not in "ui" or y.ndim != 1):
         raise _wrong(file, f"{y_key} as integers of shape (n,)", f"{y.dtype} {y.shape}")
+    if y.dtype.kind not in "uifb" or not y.ndim:
+        raise _wrong(file, f"{y_key} as numbers of shape (n, ...)", f"{y.dtype} {y.shape}")
     if not len(x) or len(x) != len(y):
         raise _wrong(file, f"as many {y_key} as {x_key}, at least one", f"{len(y):,} and {len(x):,}")
     if labels and y.min() < 0:

@@ -22,7 +22,7 @@ Cells = dict[str, dict[str, dict[int, float]]]  # method -> comparison -> seed -
 VALUES = ("headline", "spread", "worst", "after-training", "mb-down", "mb-up", "seconds")
 
 
-class Column(NamedTuple):
+class _Column(NamedTuple):
     """What a column shows of a summary."""
 
     heading: str
@@ -44,7 +44,7 @@ def shown(value: float, percent: bool) -> str:
     return f"{100 * value:.2f}" if percent else f"{value:.4g}"
 
 
-def columns(summaries: Sequence[Summary]) -> dict[str, Column]:
+def _columns(summaries: Sequence[Summary]) -> dict[str, _Column]:
     """Return the columns for runs of one objective, by the names in `VALUES`; the headline decides what is best."""
     headlines = {summary.get("headline", "accuracy") for summary in summaries}
     if len(headlines) > 1:
@@ -54,13 +54,13 @@ def columns(summaries: Sequence[Summary]) -> dict[str, Column]:
     form = partial(shown, percent=percent)
     megabytes = lambda value: f"{value / 1e6:,.1f}"  # noqa: E731
     found = (
-        Column(f"{name}\n%" if percent else name, f"{name}_mean", form, up),
-        Column("±\nclients", f"{name}_std", form),
-        Column("worst\nclient", f"{name}_worst", form, up),
-        Column("after\ntraining", f"{name}_after_training", form, up),
-        Column("MB\ndown", "bytes_down", megabytes, -1, traffic=True),
-        Column("MB\nup", "bytes_up", megabytes, -1, traffic=True),
-        Column("time\ns", "seconds", lambda value: f"{value:.1f}"),
+        _Column(f"{name}\n%" if percent else name, f"{name}_mean", form, up),
+        _Column("±\nclients", f"{name}_std", form),
+        _Column("worst\nclient", f"{name}_worst", form, up),
+        _Column("after\ntraining", f"{name}_after_training", form, up),
+        _Column("MB\ndown", "bytes_down", megabytes, -1, traffic=True),
+        _Column("MB\nup", "bytes_up", megabytes, -1, traffic=True),
+        _Column("time\ns", "seconds", lambda value: f"{value:.1f}"),
     )
     return dict(zip(VALUES, found, strict=True))
 
@@ -72,7 +72,7 @@ def overview(comparisons: Mapping[str, Sequence[Summary]], value: str = "headlin
     fewer seeds than others, their number stands beside it. With a method to hold the others `against`, they are the
     differences from it, taken seed by seed: what makes one seed harder than another for everybody falls out.
     """
-    kinds = {name: columns(summaries)[value] for name, summaries in comparisons.items()}
+    kinds = {name: _columns(summaries)[value] for name, summaries in comparisons.items()}
     cells: Cells = {}
     for name, summaries in comparisons.items():
         for summary in summaries:
@@ -119,7 +119,7 @@ def comparison_table(runs: Sequence[tuple[str, Sequence[Summary]]], title: str |
     The headline is that of the personalized models after the final round. The best traffic is the least among the
     methods that communicate at all.
     """
-    kinds = list(columns([summary for _, summaries in runs for summary in summaries]).values())
+    kinds = list(_columns([summary for _, summaries in runs for summary in summaries]).values())
     seeds = max((len(summaries) for _, summaries in runs), default=0)
     caption = _caption(runs, seeds)
     table = Table(title=title, header_style="bold", box=SIMPLE_HEAD, padding=0, caption=caption, caption_justify="left")
@@ -142,7 +142,7 @@ def comparison_table(runs: Sequence[tuple[str, Sequence[Summary]]], title: str |
     return table
 
 
-def _best(values: Sequence[float], kind: Column) -> float | None:
+def _best(values: Sequence[float], kind: _Column) -> float | None:
     """Return the best of a column, None where all are equal or none is better than another."""
     rivals = {value for value in values if not math.isnan(value) and (value > 0 or not kind.traffic)}
     if not kind.better or len(rivals) < 2:

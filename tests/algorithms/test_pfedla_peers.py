@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -12,18 +12,30 @@ import torch
 from torch import Tensor, nn
 
 import pfedla
-from pfedla.algorithms import HeurPFedLA, PFedLA
-from pfedla.algorithms.peers import SKETCH, Peers, choose, current, first_peers, one_square, refresh, sketch
+from pfedla.algorithms import Local, PFedLA, PFedLAPeers
 from pfedla.algorithms.pfedla import Clients, aggregate, inner_products
-from pfedla.errors import ConfigError
+from pfedla.algorithms.pfedla_peers import (
+    SKETCH,
+    PeerClients,
+    candidates_inner,
+    candidates_product,
+    choose,
+    current,
+    first_peers,
+    refresh,
+    sketch,
+)
 from pfedla.layers import Layers
+from pfedla.ledger import Ledger
+from pfedla.optimizer import Rows, TrainState
+from pfedla.record import Result
 from pfedla.training import Training
+from pfedla.tree import flatten
 from pfedla.wire import Payload
+from tests.world import play, same
 
 N, NAMES = 6, ("a", "b")
 SIZES = {"a": 6, "b": 3, "b#stats": 4}
-
-Same = Callable[..., None]
 
 
 def draw(rows: int, seed: int) -> Layers:
@@ -31,14 +43,16 @@ def draw(rows: int, seed: int) -> Layers:
     return {key: torch.randn(rows, size, generator=generator) for key, size in SIZES.items()}
 
 
-def started(algorithm: PFedLA, n: int = N) -> Clients:
+def started(algorithm: PFedLAPeers, n: int = N) -> PeerClients:
+    """Return a state whose clients hold different models."""
     state = algorithm.init(draw(1, 0), n, torch.Generator().manual_seed(0))
-    return state._replace(theta=draw(n, 1))
+    return state._replace(clients=state.clients._replace(theta=draw(n, 1)))
 
 
 def upload_of(delta: Layers) -> Payload:
     rows = len(delta["a"])
-    return Payload.of(delta, torch.ones(rows, len(NAMES), dtype=torch.bool), NAMES, torch.ones(rows, dtype=torch.int64))
+    examples = torch.ones(rows, dtype=torch.int64)
+    return Payload.of(delta, torch.ones(rows, len(NAMES), dtype=torch.bool), NAMES, examples=examples)
 
 
 # ---- the equations
@@ -49,54 +63,95 @@ def test_equations_on_candidates_are_those_on_everybody() -> None:
     alpha = torch.rand(3, 2, N, generator=torch.Generator().manual_seed(3)).softmax(-1)
     candidates = torch.stack([torch.randperm(N, generator=torch.Generator().manual_seed(i)) for i in range(3)])
     columns = candidates[:, None].expand_as(alpha)
-    mixed = aggregate(alpha.gather(2, columns), theta, NAMES, {"b#stats": "a"}, candidates)
+    mix, inner = (partial(product, candidates=candidates) for product in (candidates_product, candidates_inner))
+    mixed = aggregate(alpha.gather(2, columns), theta, NAMES, {"b#stats": "a"}, mix)
     for key, rows in aggregate(alpha, theta, NAMES, {"b#stats": "a"}).items():
         torch.testing.assert_close(mixed[key], rows)
-    g = inner_products(delta, theta, NAMES, candidates)
+    g = inner_products(delta, theta, NAMES, inner)
     torch.testing.assert_close(g, inner_products(delta, theta, NAMES).gather(2, columns))
 
 
+def test_products_with_few_candidates_are_sums_over_them() -> None:
+    weights, rows = torch.rand(2, 3, generator=torch.Generator().manual_seed(0)), draw(N, 1)["a"]
+    candidates, delta = torch.tensor([[4, 0, 5], [1, 3, 2]]), draw(2, 2)["a"]
+    mixed, inner = candidates_product(weights, rows, candidates), candidates_inner(delta, rows, candidates)
+    for i in range(2):
+        expected = sum(float(weights[i, k]) * rows[j].double().numpy() for k, j in enumerate(candidates[i].tolist()))
+        np.testing.assert_allclose(mixed[i], expected, rtol=1e-5)
+        for k, j in enumerate(candidates[i].tolist()):
+            assert float(inner[i, k]) == pytest.approx(float(delta[i].double() @ rows[j].double()), rel=1e-5, abs=1e-6)
+
+
+def test_how_much_is_gathered_at_once_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    delta, rows, candidates = draw(2, 2)["a"], draw(N, 1)["a"], torch.tensor([[4, 0, 5], [1, 3, 2]])
+    whole = candidates_inner(delta, rows, candidates)
+    monkeypatch.setattr("pfedla.algorithms.pfedla_peers.GATHERED", 4)  # of 6 values
+    torch.testing.assert_close(candidates_inner(delta, rows, candidates), whole)
+
+
+def everybody(state: PeerClients, layers: int) -> Clients:
+    """Return the exact method's state, from one whose candidates are everybody: columns in the clients' order."""
+    columns = state.peers.candidates.argsort(1).repeat_interleave(layers, 0)  # (N L, N)
+
+    def ordered(rows: Rows) -> Rows:
+        return {
+            name: x.gather(-1, columns.view(len(columns), *[1] * (x.dim() - 2), -1).expand_as(x))
+            for name, x in rows.items()
+        }
+
+    value, first, second, steps = copy.deepcopy(state.clients.heads)
+    heads = TrainState(ordered(value), ordered(first), ordered(second), steps)
+    return copy.deepcopy(state.clients)._replace(heads=heads)
+
+
+@pytest.mark.parametrize("rule", ["adam", "sgd"])
 @pytest.mark.parametrize("retain", [0, 1])
-def test_a_round_with_everybody_as_candidate_is_the_exact_method(retain: int) -> None:
-    """The sparse equations, given all N columns in the order of the clients' own candidates."""
-    exact, ids = PFedLA(retain=retain), torch.tensor([4, 0, 3])
-    dense = started(exact)
-    sparse = copy.deepcopy(dense)
-    order = torch.stack([torch.tensor([i, *(j for j in range(N) if j != i)]) for i in range(N)])  # oneself first
-    columns = order.repeat_interleave(len(NAMES), 0)  # (N L, N)
-    heads = sparse.heads.value
-    heads["bias"] = heads["bias"].gather(1, columns)
-    heads["weight"] = heads["weight"].gather(2, columns[:, None].expand_as(heads["weight"]))
-    peers = first_peers(N, N - 1, torch.Generator())._replace(candidates=order)
-    sparse = sparse._replace(peers=peers)
-    for t in range(3):
-        upload = upload_of(draw(3, 10 + t))
-        got, wanted = exact.download(sparse, ids), exact.download(dense, ids)
+@pytest.mark.parametrize(("n", "peers"), [(N, N - 1), (N, N), (N, 99), (2, 1), (2, 20), (1, 20)])
+def test_a_round_with_everybody_as_candidate_is_the_exact_method(
+    n: int, peers: int, retain: int, rule: Literal["adam", "sgd"]
+) -> None:
+    """Nothing but the order of the columns differs, whichever clients take part and however often they choose."""
+    settings: dict[str, Any] = {
+        "retain": retain,
+        "hyper_lr": 1e-3,
+        "hyper_optimizer": rule,
+        "sources": {"b#stats": "a"},
+    }
+    sparse, exact = PFedLAPeers(peers=peers, refresh=1, **settings), PFedLA(**settings)
+    state = started(sparse, n)
+    first = state.peers.candidates.clone()
+    assert torch.equal(first.sort(1).values, torch.arange(n).expand(n, n))
+    assert torch.equal(first[:, 0], torch.arange(n))
+    dense = everybody(state, len(NAMES))
+    for t, ids in enumerate(([n - 1], list(range(n)), sorted({0, n // 2}), list(range(n)))):
+        who, upload = torch.tensor(ids), upload_of(draw(len(ids), 10 + t))
+        got, wanted = sparse.download(state, who), exact.download(dense, who)
         assert torch.equal(got.sent, wanted.sent)
-        for key, rows in wanted.layers.items():
-            torch.testing.assert_close(got.layers[key], rows, equal_nan=True)
-        sparse, dense = exact.update(sparse, ids, got, upload), exact.update(dense, ids, wanted, upload)
-    for key, rows in dense.theta.items():
-        torch.testing.assert_close(sparse.theta[key], rows, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(sparse.heads.value["bias"], dense.heads.value["bias"].gather(1, columns))
+        same(got.layers, wanted.layers, atol=1e-5)
+        state, dense = sparse.update(state, who, got, upload), exact.update(dense, who, wanted, upload)
+    assert torch.equal(state.peers.candidates, first)
+    same(everybody(state, len(NAMES)), dense, atol=1e-5)
 
 
-@pytest.mark.parametrize("peers", [0, N - 1, N, 99])
-def test_as_many_peers_as_clients_are_the_exact_method_to_the_bit(peers: int, same: Same) -> None:
-    one, other = started(PFedLA(peers=peers)), started(PFedLA())
-    same(one, other)
-    ids, upload = torch.tensor([1, 5]), upload_of(draw(2, 3))
-    got = PFedLA().download(other, ids)
-    same(PFedLA(peers=peers).download(one, ids), got)
-    same(PFedLA(peers=peers).update(one, ids, got, upload), PFedLA().update(other, ids, got, upload))
+@pytest.mark.parametrize("n", [1, 2])
+def test_one_or_two_clients_are_enough(n: int) -> None:
+    """Alone a client trains locally; of two, each mixes both models."""
+    played = play(PFedLAPeers(refresh=1), [list(range(n))] * 3, n=n)
+    alone = play(Local(), [list(range(n))] * 3, n=n)
+    alpha = played.setting.algorithm.diagnostics(played.state)["alpha"]
+    assert alpha.shape == (n, 3, n)
+    assert torch.isfinite(alpha).all()
+    found, local = played.personalized(), alone.personalized()
+    differ = max(float((found[name] - local[name]).abs().max()) for name in played.setting.spec.names)
+    assert differ < 1e-5 if n == 1 else differ > 1e-2
 
 
 def test_state_grows_linearly() -> None:
-    def numbers(n: int) -> int:
-        state = PFedLA(peers=3).init(draw(1, 0), n, torch.Generator())
-        return sum(x.numel() for x in (*state.heads.value.values(), *state.heads.first.values(), *state.peers[:3]))
+    def values(n: int) -> int:
+        clients, peers = PFedLAPeers(peers=3).init(draw(1, 0), n, torch.Generator())
+        return sum(x.numel() for x in (*flatten(clients).values(), *peers[:3]))
 
-    assert numbers(40) == 2 * numbers(20)
+    assert values(40) == 2 * values(20)
 
 
 # ---- sketches
@@ -195,29 +250,26 @@ def test_candidates_are_chosen_in_the_first_round_of_a_client_and_then_after_eve
 
 
 @pytest.mark.parametrize("rule", ["adam", "sgd"])
-def test_a_new_peer_starts_with_the_mean_logit_and_without_memory(rule: Any) -> None:
-    algorithm, ids = PFedLA(peers=3, refresh=1, hyper_optimizer=rule, hyper_lr=1e-3), torch.arange(N)
+def test_a_new_peer_starts_with_the_mean_logit_and_without_memory(rule: Literal["adam", "sgd"]) -> None:
+    settings: dict[str, Any] = {"peers": 3, "hyper_optimizer": rule, "hyper_lr": 1e-3, "sources": {}}
+    algorithm, still, ids = PFedLAPeers(refresh=1, **settings), PFedLAPeers(refresh=1000, **settings), torch.arange(N)
     state = started(algorithm)
     for t in range(4):
         before = copy.deepcopy(state)
-        assert isinstance(before.peers, Peers)
-        still = algorithm.__class__(peers=3, refresh=1000, hyper_optimizer=rule, hyper_lr=1e-3)
         before.peers.rounds.fill_(1)  # not due
         got, upload = algorithm.download(state, ids), upload_of(draw(N, t))
         stepped = still.update(before, ids, got, upload)
         state = algorithm.update(state, ids, got, upload)
-        assert isinstance(state.peers, Peers)
-        assert isinstance(stepped.peers, Peers)
         check(state.peers.candidates)
         changed = state.peers.candidates != stepped.peers.candidates  # (N, m + 1)
         assert changed.any()
-        logits = [algorithm.inspect(s)["alpha"].log() for s in (stepped, state)]  # up to a constant a row
+        logits = [algorithm.diagnostics(s)["alpha"].log() for s in (stepped, state)]  # up to a constant a row
         for i in range(N):
             old, new = logits[0][i] - logits[0][i, :, :1], logits[1][i] - logits[1][i, :, :1]  # (L, m + 1)
             torch.testing.assert_close(new[:, ~changed[i]], old[:, ~changed[i]], rtol=1e-4, atol=1e-5)
             mean = old[:, 1:].mean(1, keepdim=True).expand(-1, int(changed[i].sum()))
             torch.testing.assert_close(new[:, changed[i]], mean, rtol=1e-4, atol=1e-5)
-            for moments in (state.heads.first, state.heads.second):
+            for moments in (state.clients.heads.first, state.clients.heads.second):
                 for x in moments.values():
                     assert (x.unflatten(0, (N, -1))[i][..., changed[i]] == 0).all()
 
@@ -225,10 +277,15 @@ def test_a_new_peer_starts_with_the_mean_logit_and_without_memory(rule: Any) -> 
 def test_weights_on_candidates_are_spread_over_everybody() -> None:
     alpha = np.random.default_rng(0).random((2, 4, 3, 2))
     candidates = np.array([[[0, 2], [1, 0], [2, 3], [3, 1]], [[0, 1], [1, 2], [2, 0], [3, 0]]])
-    square = one_square(alpha, candidates)
+    seen = {"round": np.arange(2), "alpha": alpha, "candidates": candidates}
+    result = Result({}, [], seen, Ledger([]), (), None, None, dict)
+    square, last = result.alpha, result.final_alpha
+    assert square is not None
+    assert last is not None
     assert square.shape == (2, 4, 3, 4)
     assert np.array_equal(square[1, 2, :, [2, 0]], alpha[1, 2].T)
     assert square[0, 0, :, [1, 3]].sum() == 0
+    assert np.array_equal(last, square[-1])
 
 
 def groups(seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -247,22 +304,12 @@ def test_clients_find_those_of_their_kind() -> None:
         return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3))
 
     training = Training(local_epochs=2, batch_size=16, lr=0.05)
-    algorithm = PFedLA(peers=4, refresh=5)
+    algorithm = PFedLAPeers(peers=4, refresh=5)
     result = pfedla.run(algorithm, make, groups(0), 20, training=training, eval_every=20, workers=0)
-    candidates = result.inspected["candidates"][-1]  # (12, 5)
-    assert result.inspected["alpha"].shape == (1, 12, 2, 5)
+    candidates = result.diagnostics["candidates"][-1]  # (12, 5)
+    assert result.diagnostics["alpha"].shape == (1, 12, 2, 5)
     friends = (candidates[:, 1:] // 4 == np.arange(12)[:, None] // 4).sum(1)
     assert friends.mean() > 2.5  # of three; by chance it were 1.1
     assert result.alpha is not None
     assert result.alpha.shape == (1, 12, 2, 12)
     np.testing.assert_allclose(result.alpha.sum(-1), 1, rtol=1e-5)
-
-
-# ---- settings
-
-
-def test_settings_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"algorithm\.peers = -1 must be at least 1, or 0 for everybody"):
-        PFedLA(peers=-1)
-    with pytest.raises(ConfigError, match=r"algorithm\.refresh = 0 must be at least 1"):
-        HeurPFedLA(peers=3, refresh=0)

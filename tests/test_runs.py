@@ -1,0 +1,192 @@
+"""Whole runs of the loop: the same whoever plays the clients, and as if they had never stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pfedla.algorithm import Algorithm
+from pfedla.algorithms import FedAvg, Local, PFedLA
+from pfedla.errors import ConfigError, RunError
+from pfedla.ledger import Ledger
+from pfedla.record import RunRecord, Snapshot
+from pfedla.rounds import Outcome, Progress
+from pfedla.wire import Payload
+from tests.world import WireFleet, data, fleet_of, outcome_of, same, same_outcome, server_of, setting, timeless
+
+CONTENDERS: dict[str, Callable[..., Any]] = {
+    **{f"{workers} workers": partial(fleet_of, workers=workers) for workers in (1, 2, 3)},
+    "by wire": WireFleet,
+}
+
+
+@cache
+def in_process(algorithm: Algorithm[Any], rounds: int) -> Outcome:
+    return outcome_of(algorithm, rounds=rounds)
+
+
+@pytest.mark.parametrize("contender", CONTENDERS)
+def test_the_number_of_workers_changes_nothing(contender: str, algorithm: Algorithm[Any]) -> None:
+    same_outcome(outcome_of(algorithm, rounds=3, fleet=CONTENDERS[contender]), in_process(algorithm, 3))
+
+
+def test_the_seed_decides() -> None:
+    one = outcome_of(PFedLA())
+    same_outcome(one, outcome_of(PFedLA()))
+    for other in (outcome_of(PFedLA(), seed=1), outcome_of(setting(PFedLA(), seed=4))):
+        with pytest.raises(AssertionError):
+            same_outcome(one, other)
+
+
+def stop_at(*rounds: int) -> Callable[[Progress], None]:
+    left = list(rounds)
+
+    def watch(progress: Progress) -> None:
+        if left and progress.t == left[0]:
+            left.pop(0)
+            raise KeyboardInterrupt
+
+    return watch
+
+
+def create(path: Path) -> RunRecord:
+    return RunRecord.create(path, "", {})
+
+
+def lines(record: RunRecord) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (record.path / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("stops", "every"), [((3,), None), ((2, 5), None), ((5,), 2)])
+def test_a_run_interrupted_and_resumed_is_as_if_it_had_never_stopped(
+    stops: tuple[int, ...], every: int | None, algorithm: Algorithm[Any], tmp_path: Path
+) -> None:
+    record, expected = create(tmp_path / "run"), in_process(algorithm, 6)
+    for stop in stops:
+        with pytest.raises(KeyboardInterrupt):
+            outcome_of(algorithm, record, stop_at(stop), checkpoint_every=every)
+        assert (record.path / "checkpoint.safetensors").exists()
+        record.release()
+        record = RunRecord.resume(record.path)
+    same_outcome(outcome_of(algorithm, record), expected)
+    assert list(map(timeless, lines(record))) == list(map(timeless, expected.history))
+
+
+def test_a_run_killed_between_checkpoints_goes_on_from_the_last(tmp_path: Path) -> None:
+    def killed(progress: Progress) -> None:
+        if progress.t == 5:
+            raise SystemExit
+
+    record = create(tmp_path / "run")
+    with pytest.raises(SystemExit):
+        outcome_of(PFedLA(), record, killed, checkpoint_every=3)
+    with (record.path / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 5, "accur')  # the line it was writing
+    seen: list[int] = []
+    same_outcome(outcome_of(PFedLA(), record, lambda progress: seen.append(progress.t)), outcome_of(PFedLA()))
+    assert seen == [3, 4, 5, 6]
+    assert [line["round"] for line in lines(record)] == [2, 4, 6]
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_anew(tmp_path: Path) -> None:
+    record = create(tmp_path / "run")
+    (record.path / "metrics.jsonl").write_text('{"round": 2}\n')
+    same_outcome(outcome_of(FedAvg(), record), outcome_of(FedAvg()))
+    assert len(lines(record)) == 3
+
+
+def test_time_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    record = create(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        outcome_of(FedAvg(), record, stop_at(2))
+    made = setting(FedAvg())
+    saved = record.restore(server_of(made, 4).state, fleet_of(made, data(4)).snapshot())
+    assert saved is not None
+    record.checkpoint(saved._replace(seconds=1000.0))
+    outcome = outcome_of(FedAvg(), record)
+    assert [1000 <= line["seconds"] < 1100 for line in outcome.history] == [False, True, True]
+    assert 1000 <= outcome.seconds < 1100
+
+
+def test_the_last_round_is_always_evaluated_and_watchers_see_every_round() -> None:
+    seen: list[Progress] = []
+    outcome = outcome_of(PFedLA(), watch=seen.append, eval_every=4)
+    assert [record["round"] for record in outcome.history] == [4, 6]
+    assert [progress.t for progress in seen] == [1, 2, 3, 4, 5, 6]
+    assert [p.record["round"] if p.record else None for p in seen] == [None, None, None, 4, 4, 6]
+    assert {progress.rounds for progress in seen} == {6}
+    assert seen[-1].bytes_down == outcome.ledger.down == outcome.history[-1]["bytes_down"] > seen[0].bytes_down > 0
+    assert seen[-1].bytes_up == outcome.ledger.up == outcome.history[-1]["bytes_up"] > seen[0].bytes_up > 0
+    assert outcome.diagnostics["round"].tolist() == [4, 6]
+
+
+@pytest.mark.parametrize(("records", "kept"), [(200, [1, 2, 3, 4, 5, 6]), (3, [2, 4, 6]), (4, [2, 4, 6]), (2, [3, 6])])
+def test_weights_over_the_rounds_are_thinned_and_keep_the_last(
+    records: int, kept: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = outcome_of(PFedLA(), eval_every=1).diagnostics
+    monkeypatch.setattr("pfedla.rounds.RECORDS", records)
+    found = outcome_of(PFedLA(), eval_every=1).diagnostics
+    assert found["round"].tolist() == kept
+    assert found["alpha"].shape == (len(kept), 4, 3, 4)
+    np.testing.assert_allclose(found["alpha"].sum(-1), 1, rtol=1e-5)
+    assert np.array_equal(found["alpha"], every["alpha"][np.array(kept) - 1])
+
+
+def test_a_method_without_diagnostics_has_none() -> None:
+    assert outcome_of(Local(), rounds=2).diagnostics == {}
+
+
+def test_too_many_participants_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"schedule\.participants = 5 must be from 1 to the number of clients, 4"):
+        outcome_of(FedAvg(), participants=5)
+
+
+def test_a_checkpoint_of_another_method_is_refused(tmp_path: Path) -> None:
+    record = create(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        outcome_of(FedAvg(), record, stop_at(2))
+    with pytest.raises(RunError, match=r"belongs to another configuration|this configuration needs"):
+        outcome_of(PFedLA(), record)
+
+
+@pytest.mark.parametrize("content", [b"", b"not safetensors at all"])
+def test_a_checkpoint_that_cannot_be_read_is_named(content: bytes, tmp_path: Path) -> None:
+    record = create(tmp_path / "run")
+    (record.path / "checkpoint.safetensors").write_bytes(content)
+    with pytest.raises(RunError, match=r"cannot read .*checkpoint\.safetensors"):
+        outcome_of(FedAvg(), record)
+
+
+def test_a_checkpoint_comes_back_to_the_bit(tmp_path: Path) -> None:
+    strange = torch.tensor([[float("nan"), float("inf"), -0.0, 1e-45]])
+    state = (strange, {"a.b": torch.arange(6.0).view(2, 3).T, "nothing": torch.zeros(0, 3)})
+    clients, ledger = {"rounds": torch.tensor([1, 2])}, Ledger(["a"])
+    sent = Payload.of({"a": torch.zeros(2, 3)}, torch.ones(2, 1, dtype=torch.bool), ["a"], more=torch.zeros(2))
+    ledger.record(1, [0, 1], sent, [1], sent.rows([1]))
+    history, diagnostics = [{"round": 1}], {1: {"alpha": np.eye(2, dtype=np.float32)}}
+    record = create(tmp_path / "run")
+    record.append(history[0])
+    snapshot = Snapshot(3, state, clients, ledger, history, diagnostics, 1.5)
+    for _ in range(2):  # the second time over the file that the first was read from
+        record.checkpoint(snapshot)
+        found = record.restore(state, clients)
+        assert found is not None
+        same((found.state, found.clients), (state, clients))
+        assert torch.equal(found.state[0].view(torch.int32), strange.view(torch.int32))
+        assert (found.t, found.history, found.seconds) == (3, history, 1.5)
+        assert list(found.diagnostics) == [1]
+        assert np.array_equal(found.diagnostics[1]["alpha"], diagnostics[1]["alpha"])
+        assert set(found.ledger.arrays()) == set(ledger.arrays())
+        for key, values in ledger.arrays().items():
+            assert np.array_equal(found.ledger.arrays()[key], values)
+        snapshot = found
+    names = ["checkpoint.safetensors", "config.toml", "metrics.jsonl", "run.json"]
+    assert sorted(path.name for path in record.path.iterdir()) == names
