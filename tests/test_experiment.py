@@ -16,14 +16,17 @@ from pfedla import Experiment, FedAvg, PFedLA, Training, resume, run_experiment
 from pfedla.algorithms import ALGORITHMS
 from pfedla.config import Tables
 from pfedla.errors import ConfigError, DataError, ModelError
-from pfedla.simulation import Progress
+from pfedla.experiment import federation_of
+from pfedla.rounds import Progress
 from pfedla.storage import is_mapped
+from tests.world import same_result, timeless
 
 QUICK = Training(local_epochs=2, batch_size=8)
 ISSUE_KEYS = {
     *("algorithm", "dataset", "clients", "rounds", "seed"),
     *("accuracy_mean", "accuracy_std", "accuracy_worst", "accuracy_after_training"),
     *("bytes_down", "bytes_up", "seconds", "samples_per_second"),
+    *("headline", "higher_is_better", "percent", "overhead_down", "overhead_up"),
 }
 
 
@@ -41,10 +44,6 @@ def run(clients: Any, model: Any = linear, algorithm: Any = None, **settings: An
     return pfedla.run(algorithm or PFedLA(), model, clients, **how)
 
 
-def timeless(summary: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in summary.items() if key not in ("seconds", "samples_per_second")}
-
-
 # ---- own data
 
 
@@ -54,7 +53,7 @@ def test_arrays_and_tensors_give_the_same_run() -> None:
     other = run([(torch.from_numpy(x), torch.from_numpy(y)) for x, y in pairs])
     assert set(one.summary) >= ISSUE_KEYS
     assert (one.summary["algorithm"], one.summary["dataset"], one.summary["clients"]) == ("pfedla", "own data", 3)
-    assert timeless(one.summary) == timeless(other.summary)
+    same_result(one, other)
     assert one.alpha is not None
     assert one.alpha.shape == (1, 3, 1, 3)
 
@@ -103,7 +102,8 @@ def test_a_model_of_double_precision_can_be_run() -> None:
         return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()
 
     for algorithm in (kind() for kind in ALGORITHMS.values()):
-        assert run([arrays()] * 2, make, algorithm).spec.dtype == torch.float64
+        result = run([arrays()] * 2, make, algorithm)
+        assert {rows.dtype for key, rows in result.personalized.items() if "counters" not in key} == {torch.float64}
 
 
 def test_layers_can_be_joined_by_name() -> None:
@@ -111,7 +111,9 @@ def test_layers_can_be_joined_by_name() -> None:
         return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
 
     result = run([arrays()] * 2, make, layers={"all": ["0", "2"]})
-    assert result.spec.names == ("all",)
+    assert result.ledger.layers == ("all",)
+    assert result.alpha is not None
+    assert result.alpha.shape == (1, 2, 1, 2)
 
 
 def test_one_client_alone_and_partial_participation_work() -> None:
@@ -146,11 +148,11 @@ def test_data_that_do_not_fit_are_refused(clients: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (lambda: nn.Linear(4, 2), "client 0 has labels from 0 to 2, but the model has 2 outputs"),
+        (lambda: nn.Linear(4, 2), "client 0: labels go from 0 to 2, but the model has 2 outputs"),
         (lambda: nn.Linear(5, 3), r"the model does not take the data: a batch of shape \(2, 4\)"),
         (lambda: "model", "the model factory returned str, not a torch.nn.Module"),
         (lambda: nn.Sequential(nn.Linear(4, 3), nn.Unflatten(1, (3, 1))), r"not a tensor of shape \(2, 3, 1\)"),
-        (lambda: nn.LSTM(4, 3), "logits of shape .* not tuple"),
+        (lambda: nn.LSTM(4, 3), "the model must return a tensor, not tuple"),
     ],
 )
 def test_models_that_do_not_fit_the_data_are_refused(model: Callable[[], nn.Module], message: str) -> None:
@@ -164,24 +166,39 @@ def test_what_is_no_algorithm_is_refused(wrong: Any) -> None:
         run([arrays()], algorithm=wrong)
 
 
+@pytest.mark.parametrize("wrong", ["regression", pfedla.Regression])
+def test_what_is_no_objective_is_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=r"objective must be one such as pfedla\.Regression\(\)"):
+        run([arrays()], objective=wrong)
+
+
 @pytest.mark.parametrize(
-    "wrong",
+    ("wrong", "message"),
     [
-        *({"device": "gpu9"}, {"rounds": 0}, {"participants": 4}, {"eval_every": 0}),
-        *({"storage": "disc"}, {"fleet": "slurm"}),
+        ({"device": "gpu9"}, r"machine\.device = 'gpu9' is not available"),
+        ({"rounds": 0}, r"schedule\.rounds = 0 must be at least 1"),
+        ({"participants": 4}, r"schedule\.participants = 4 must be from 1 to the number of clients, 3"),
+        ({"participants": 0}, r"schedule\.participants = 0 must be at least 1"),
+        ({"eval_every": 0}, r"schedule\.eval_every = 0 must be at least 1"),
+        ({"seed": 1.5}, r"schedule\.seed = 1\.5 must be a whole number"),
+        ({"train_fraction": 1}, "train_fraction"),
+        ({"workers": -1}, r"machine\.workers = -1 must be at least 0"),
+        ({"storage": "disc"}, r"machine\.storage = 'disc': choose one of memory, disk"),
+        ({"fleet": "slurm"}, r"machine\.fleet = 'slurm': choose one of local, ray"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        run([arrays()] * 3, **wrong)
+def test_settings_that_do_not_fit_are_refused(wrong: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(pfedla.PfedlaError, match=message) as caught:
+        run([arrays()] * 3, out=tmp_path / "run", **wrong)
+    assert isinstance(caught.value, ConfigError) or "train_fraction" in wrong  # whose message names the client, too
+    assert not (tmp_path / "run").exists()
 
 
 # ---- experiments
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Own images in files, one a client."""
+def images(tmp_path: Path) -> Path:
+    """Write own images to files, one for each client."""
     path = tmp_path / "images"
     path.mkdir()
     rng = np.random.default_rng(0)
@@ -196,22 +213,23 @@ def tables(folder: Path, algorithm: str = "pfedla") -> Tables:
         "algorithm": {"name": algorithm},
         "data": {"folder": str(folder)},
         "training": {"local_epochs": 2, "batch_size": 4},
-        "run": {"rounds": 4, "participants": 3, "eval_every": 2, "checkpoint_every": 0, "workers": 0},
+        "schedule": {"rounds": 4, "participants": 3, "eval_every": 2},
+        "machine": {"checkpoints": False, "workers": 0},
     }
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_an_interrupted_experiment_resumes_from_its_directory(algorithm: str, folder: Path, tmp_path: Path) -> None:
+def test_an_interrupted_experiment_resumes_from_its_directory(algorithm: str, tmp_path: Path) -> None:
     def stop(progress: Progress) -> None:
         if progress.t == 3:
             raise KeyboardInterrupt
 
-    experiment = Experiment.from_tables(tables(folder, algorithm))
+    experiment = Experiment.from_tables(tables(images(tmp_path), algorithm))
     whole = run_experiment(experiment, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         run_experiment(experiment, tmp_path / "parts", watch=stop)
     resumed = resume(tmp_path / "parts", workers=1)
-    assert timeless(whole.summary) == timeless(resumed.summary)
+    same_result(whole, resumed)
     assert whole.summary["dataset"] == "images"
     names = sorted(str(file.relative_to(tmp_path / "whole")) for file in (tmp_path / "whole").rglob("*"))
     assert names == sorted(str(file.relative_to(tmp_path / "parts")) for file in (tmp_path / "parts").rglob("*"))
@@ -225,30 +243,39 @@ def test_an_interrupted_experiment_resumes_from_its_directory(algorithm: str, fo
                 assert all(np.array_equal(a[key], b[key]) for key in a)
 
 
-def test_a_run_leaves_what_it_promises(folder: Path, tmp_path: Path) -> None:
+def test_a_run_leaves_what_it_promises(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    result = run_experiment(Experiment.from_tables(tables(folder)), out)
-    files = {"config.toml", "metrics.jsonl", "summary.json", "ledger.npz", "alpha.npz", "models"}
+    result = run_experiment(Experiment.from_tables(tables(images(tmp_path))), out)
+    files = {"config.toml", "run.json", "metrics.jsonl", "summary.json", "ledger.npz", "diagnostics.npz", "models"}
     assert {file.name for file in out.iterdir()} == files
+    assert json.loads((out / "run.json").read_text()) == {
+        "version": pfedla.__version__,
+        "model": "auto",
+        "layers": {},
+        "names": ["phone-0", "phone-1", "phone-2", "phone-3"],
+        "shape": [3, 16, 16],
+        "outputs": 3,
+        "classes": ["0", "1", "2"],
+    }
     assert json.loads((out / "summary.json").read_text()) == result.summary
     assert [json.loads(line)["round"] for line in (out / "metrics.jsonl").read_text().splitlines()] == [2, 4]
-    with np.load(out / "alpha.npz") as saved:
+    with np.load(out / "diagnostics.npz") as saved:
         assert saved["alpha"].shape == (2, 4, 7, 4)
-        assert saved["layers"].tolist() == list(result.spec.names)
+        assert saved["layers"].tolist() == list(result.ledger.layers)
     x = torch.rand(2, 3, 16, 16)
     model = result.model(2)
     expected = model(x)
     model.load_state_dict({key: torch.zeros_like(value) for key, value in model.state_dict().items()})
-    model.load_state_dict(load_file(out / "models" / "phone-2.safetensors"))
+    model.load_state_dict(load_file(out / "models" / "2.safetensors"))
     assert torch.equal(model(x), expected)
 
 
-def test_models_need_not_be_kept(folder: Path, tmp_path: Path) -> None:
-    wanted = tables(folder)
-    wanted["run"] = {**wanted.get("run", {}), "keep_models": False}
+def test_models_need_not_be_kept(tmp_path: Path) -> None:
+    wanted = tables(images(tmp_path))
+    wanted["machine"]["keep_models"] = False
     result = run_experiment(Experiment.from_tables(wanted), tmp_path / "run")
     assert not list((tmp_path / "run" / "models").iterdir())
-    with pytest.raises(ConfigError, match=r"not kept: set run\.keep_models"):
+    with pytest.raises(ConfigError, match=r"not kept: set machine\.keep_models"):
         result.model(0)
 
 
@@ -258,24 +285,43 @@ def test_the_saved_configuration_repeats_the_run(tmp_path: Path) -> None:
         "data": {"clients": 3, "samples_per_client": 12},
         "model": {"name": "mlp"},
         "training": {"local_epochs": 1},
-        "run": {"rounds": 2, "workers": 0, "seed": 5},
+        "schedule": {"rounds": 2, "seed": 5},
+        "machine": {"workers": 0},
     }
     first = run_experiment(Experiment.from_tables(wanted), tmp_path / "run")
     loaded = Experiment.load(tmp_path / "run" / "config.toml")
-    assert loaded.tables() == Experiment.from_tables(wanted).tables()
-    assert timeless(run_experiment(loaded).summary) == timeless(first.summary)
+    assert loaded == Experiment.from_tables(wanted)
+    same_result(run_experiment(loaded), first)
     assert first.summary["dataset"] == "fashion-mnist-10k"
     assert (first.summary["seed"], first.summary["rounds"]) == (5, 2)
 
 
-def test_nothing_is_written_if_the_run_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_nothing_is_written_if_the_run_is_refused(tmp_path: Path) -> None:
+    folder = images(tmp_path)
     wanted = tables(folder) | {"model": {"layers": {"x": "nothing"}}}
     with pytest.raises(ModelError, match="matches no module"):
         run_experiment(Experiment.from_tables(wanted), tmp_path / "run")
     wanted = tables(folder) | {"algorithm": {"name": "pfedla", "retain": 99}}
     with pytest.raises(ConfigError, match=r"algorithm\.retain = 99"):
         run_experiment(Experiment.from_tables(wanted), tmp_path / "run")
-    wanted = tables(folder) | {"run": {"participants": 99}}
-    with pytest.raises(ConfigError, match="participants = 99"):
+    wanted = tables(folder) | {"schedule": {"participants": 99}}
+    with pytest.raises(ConfigError, match=r"schedule\.participants = 99 must be from 1 to the number of clients, 4"):
         run_experiment(Experiment.from_tables(wanted), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_federation_made_beforehand_gives_the_same_run(tmp_path: Path) -> None:
+    experiment = Experiment.from_tables(tables(images(tmp_path)))
+    federation = federation_of(experiment)
+    assert federation.names == ("phone-0", "phone-1", "phone-2", "phone-3")
+    same_result(run_experiment(experiment), run_experiment(experiment, federation=federation))
+
+
+def test_a_run_on_disk_leaves_no_files_of_its_storage(tmp_path: Path) -> None:
+    wanted = tables(images(tmp_path))
+    memory = run_experiment(Experiment.from_tables(wanted))
+    wanted["machine"]["storage"] = "disk"
+    disk = run_experiment(Experiment.from_tables(wanted), tmp_path / "run")
+    same_result(memory, disk)
+    files = {"config.toml", "run.json", "metrics.jsonl", "summary.json", "ledger.npz", "diagnostics.npz", "models"}
+    assert {file.name for file in (tmp_path / "run").iterdir()} == files

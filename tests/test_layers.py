@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable
 
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pfedla.errors import ModelError
-from pfedla.layers import FlatModel, LayerSpec, change, entry, kind_of, layer_of, match_layers
+from pfedla.layers import LayerSpec, bank, change, entry, kind_of, layer_of, match_layers
 
 
 class Block(nn.Module):
@@ -116,11 +115,6 @@ def test_a_tied_parameter_belongs_to_the_first_layer_and_stays_tied() -> None:
     built = spec.build(module, layers)
     assert built.get_parameter("1.weight") is built.get_parameter("0.weight")
     assert torch.equal(built.get_parameter("1.weight"), weight + 1)
-    flat = FlatModel(copy.deepcopy(module), spec)
-    flat.module(torch.ones(2, 3)).sum().backward()
-    expected = copy.deepcopy(module)
-    expected(torch.ones(2, 3)).sum().backward()
-    torch.testing.assert_close(flat.gradient[:9].view(3, 3), expected.get_parameter("0.weight").grad)
 
 
 def test_two_parameters_in_one_memory_are_refused() -> None:
@@ -135,10 +129,7 @@ def test_frozen_parameters_are_of_no_layer_and_stay_as_built() -> None:
     module[0].requires_grad_(False)
     spec = LayerSpec.of(module)
     assert spec.names == ("1",)
-    flat = FlatModel(copy.deepcopy(module), spec)
-    flat.module(torch.ones(2, 3)).sum().backward()
-    flat.weights.add_(flat.gradient, alpha=-1)
-    built = spec.build(module, flat.read())
+    built = spec.build(module, {key: rows + 1 for key, rows in spec.read(module).items()})
     assert torch.equal(built.get_parameter("0.weight"), module.get_parameter("0.weight"))
     assert not torch.equal(built.get_parameter("1.weight"), module.get_parameter("1.weight"))
 
@@ -205,15 +196,12 @@ def test_reading_writing_and_building_give_the_same_module(make: Callable[[], nn
     layers = spec.read(module)
     x = torch.rand(2, 2, 6, 6, dtype=spec.dtype)
     x = x if isinstance(module, ResNet) else x.flatten(2)
-    flat = FlatModel(make(), spec)
-    flat.load({key: torch.cat([torch.zeros_like(rows), rows]) for key, rows in layers.items()}, row=1)
-    spec.write(other, layers)
-    torch.testing.assert_close(flat.module.eval()(x), module(x))  # channels-last: another order of sums
-    for copied in (other.eval(), spec.build(make(), layers), flat.module):
-        assert copied is flat.module or torch.equal(copied(x), module(x))
+    spec.write(other, {key: torch.cat([torch.zeros_like(rows), rows]) for key, rows in layers.items()}, row=1)
+    for copied in (other.eval(), spec.build(make(), layers)):
+        assert torch.equal(copied(x), module(x))
         for key, tensor in module.state_dict().items():
             assert torch.equal(copied.state_dict()[key], tensor), key
-    for key, rows in flat.read().items():
+    for key, rows in spec.read(other).items():
         assert rows.dtype == layers[key].dtype
         assert torch.equal(rows, layers[key])
 
@@ -237,42 +225,26 @@ def test_writing_needs_every_entry() -> None:
         spec.write(module, {"0": torch.zeros(1, 6)})
 
 
-@pytest.mark.parametrize(("momentum", "weight_decay"), [(0.0, 0.0), (0.9, 0.01)])
-def test_steps_on_the_vector_are_steps_on_the_module(momentum: float, weight_decay: float) -> None:
-    module = vary(ResNet())
-    spec, flat = LayerSpec.of(module), FlatModel(copy.deepcopy(module), LayerSpec.of(module))
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=momentum, weight_decay=weight_decay)
-    velocity, x = torch.zeros_like(flat.weights), torch.rand(4, 2, 6, 6)
-    for _ in range(3):
-        optimizer.zero_grad()
-        module(x).square().mean().backward()
-        optimizer.step()
-        flat.gradient.zero_()
-        flat.module(x).square().mean().backward()
-        velocity = momentum * velocity + flat.gradient + weight_decay * flat.weights
-        flat.weights.add_(velocity, alpha=-0.1)
-    expected = spec.read(module)
-    torch.testing.assert_close(flat.vector(expected), flat.weights, rtol=1e-4, atol=1e-5)
-    back = flat.layers(flat.weights, "control")
-    assert torch.equal(flat.vector(back, kind="control"), flat.weights)
-    assert all(torch.equal(back[f"{name}#control"], flat.read()[name]) for name in spec.names)
-    flat.weights.zero_()
-    assert flat.vector(back, kind="control").any()
-    memory = flat.weights.untyped_storage().data_ptr(), flat.gradient.untyped_storage().data_ptr()
-    assert flat.module.get_parameter("stem.weight").is_contiguous(memory_format=torch.channels_last)
-    for parameter in flat.module.parameters():
-        assert parameter.grad is not None
-        assert (parameter.untyped_storage().data_ptr(), parameter.grad.untyped_storage().data_ptr()) == memory
-
-
 def test_entries_are_named_by_layer_and_kind() -> None:
     assert entry("conv1") == "conv1"
     assert entry("conv1", "stats") == "conv1#stats"
     assert (layer_of("conv1#stats"), kind_of("conv1#stats")) == ("conv1", "stats")
     assert (layer_of("conv1"), kind_of("conv1")) == ("conv1", "")
+    assert entry("", "alpha") == "#alpha"
+    assert (layer_of("#alpha"), kind_of("#alpha")) == ("", "alpha")
 
 
 def test_change_is_trained_minus_received_of_what_travels() -> None:
     received = {"a": torch.tensor([[1.0]]), "a#stats": torch.tensor([[2.0]]), "a#counters": torch.tensor([[3]])}
+    received |= {"a#control": torch.tensor([[4.0]]), "#alpha": torch.tensor([[5.0]])}
     trained = {key: rows + 5 for key, rows in received.items()}
     assert {key: rows.item() for key, rows in change(trained, received).items()} == {"a": 5.0, "a#stats": 5.0}
+
+
+def test_a_bank_holds_copies_of_all_that_travels() -> None:
+    theta = {"a": torch.tensor([[1.0, 2.0]]), "a#stats": torch.tensor([[3.0]]), "a#counters": torch.tensor([[4]])}
+    rows = bank(theta, 3)
+    assert {key: x.tolist() for key, x in rows.items()} == {"a": [[1.0, 2.0]] * 3, "a#stats": [[3.0]] * 3}
+    rows["a"][1] = 9
+    assert rows["a"].tolist() == [[1.0, 2.0], [9.0, 9.0], [1.0, 2.0]]
+    assert theta["a"].tolist() == [[1.0, 2.0]]

@@ -164,7 +164,14 @@ class Desk:
 
 @pytest.mark.parametrize(
     ("count", "given"),
-    [(1, [[0], []]), (2, [[0], [1]]), (4, [[0], [1]]), (5, [[0, 2], [1]]), (6, [[0, 2], [1, 3]]), (9, [[0, 2], [1, 3]])],
+    [
+        (1, [[0], []]),
+        (2, [[0], [1]]),
+        (4, [[0], [1]]),
+        (5, [[0, 2], [1]]),
+        (6, [[0, 2], [1, 3]]),
+        (9, [[0, 2], [1, 3]]),
+    ],
 )
 def test_a_second_job_is_given_only_while_there_are_enough_for_all(count: int, given: list[list[int]]) -> None:
     made, desks = setting(FedAvg()), [Desk(), Desk()]

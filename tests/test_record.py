@@ -217,13 +217,14 @@ def test_all_diagnostics_are_written_under_any_name(tmp_path: Path) -> None:
     result = run(Watched(NAMES), out=tmp_path / "run", rounds=3)
     loaded = pfedla.load(tmp_path / "run")
     assert set(loaded.diagnostics) == {"round", *NAMES}
+    shorter = [run(Watched(NAMES), rounds=t).diagnostics for t in (1, 2)]
     for place, name in enumerate(NAMES):
-        assert loaded.diagnostics[name].shape == (3, 1, 1 + place)
-        assert np.array_equal(loaded.diagnostics[name], result.diagnostics[name])
-        for t in (1, 2):  # every round's own values, not the last one's
-            earlier = run(Watched(NAMES), rounds=t).diagnostics[name][-1]
-            assert np.array_equal(loaded.diagnostics[name][t - 1], earlier)
-            assert not np.array_equal(loaded.diagnostics[name][t], earlier)
+        found = loaded.diagnostics[name]
+        assert found.shape == (3, 1, 1 + place)
+        assert np.array_equal(found, result.diagnostics[name])
+        for t, earlier in enumerate(shorter):  # every round's own values, not the last one's
+            assert np.array_equal(found[t], earlier[name][-1])
+            assert not np.array_equal(found[t + 1], found[t])
     with np.load(tmp_path / "run" / "diagnostics.npz") as saved:
         assert saved["layers"].tolist() == ["0", "1", "4"]
         assert saved["round"].tolist() == [1, 2, 3]
@@ -443,7 +444,7 @@ def test_a_folder_that_could_not_be_written_is_not_kept(tmp_path: Path, monkeypa
 
     with monkeypatch.context() as patch:
         patch.setattr("pfedla.record._write", full)
-        with pytest.raises(RunError, match="cannot write to .*run: No space left on device"):
+        with pytest.raises(RunError, match=r"cannot write to .*run: No space left on device"):
             RunRecord.create(tmp_path / "run", CONFIG, FACTS)
     RunRecord.create(tmp_path / "run", CONFIG, FACTS).release()
 
@@ -480,9 +481,7 @@ def test_an_unfinished_run_is_not_overwritten(tmp_path: Path) -> None:
 
 def test_a_complete_run_is_neither_overwritten_nor_resumed(tmp_path: Path) -> None:
     path = complete(tmp_path)
-    with pytest.raises(
-        RunError, match=r"already holds a complete run: choose another folder \(out\), or overwrite it"
-    ):
+    with pytest.raises(RunError, match=r"already holds a complete run: choose another folder \(out\), or overwrite it"):
         RunRecord.create(path, "", {})
     for open_again in (RunRecord.unfinished, RunRecord.resume):
         with pytest.raises(RunError, match="is complete: there is nothing to resume"):

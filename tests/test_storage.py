@@ -179,6 +179,7 @@ print(*play(200))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_only_the_rows_of_participants_and_candidates_come_to_memory(tmp_path: Path) -> None:
     answer = subprocess.run(

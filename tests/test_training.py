@@ -113,6 +113,20 @@ def test_images_of_bytes_are_scaled_and_others_are_not() -> None:
     assert x.dtype == torch.int64
 
 
+def test_targets_come_as_they_are_in_the_models_precision() -> None:
+    x, like = np.zeros((2, 3), dtype=np.float32), torch.empty(0, dtype=torch.float64)
+    for targets, dtype in (
+        (np.array([[0.1, 0.2], [0.3, 0.4]]), torch.float64),
+        (np.array([3, 250], dtype=np.uint8), torch.int64),
+        (np.array([[1, -100], [0, 2]], dtype=np.int32), torch.int64),
+    ):
+        samples = Samples(x, targets)
+        found = samples.take(torch.tensor([1, 0]), like)[1]
+        assert found.dtype == dtype
+        np.testing.assert_allclose(found.numpy(), targets[::-1].astype(np.float32))
+        assert samples.targets.shape == targets.shape
+
+
 def test_images_come_back_in_their_shape() -> None:
     x = torch.arange(2 * 3 * 4 * 5, dtype=torch.float32).view(2, 3, 4, 5)
     samples = Samples(x, torch.tensor([2, 0]))
@@ -150,11 +164,15 @@ def test_scores_do_not_depend_on_batches_and_leave_statistics_alone() -> None:
 
 
 def test_without_test_samples_there_is_no_score() -> None:
-    made = setting(FedAvg(), "mlp")
+    made, some = setting(FedAvg(), "mlp"), world.samples(1)[0]
     none = Samples(np.zeros((0, 2, 6, 6), dtype=np.float32), np.zeros(0, dtype=np.int64))
-    found = score(FlatModel(copy.deepcopy(made.template), made.spec), theta_of(made), [none])
-    assert np.isnan(found["accuracy"][0])
-    assert np.isnan(found["loss"][0])
+    model, theta = FlatModel(copy.deepcopy(made.template), made.spec), theta_of(made)
+    twice = {key: rows.repeat(2, 1) for key, rows in theta.items()}
+    for layers, tests in ((theta, [none]), (twice, [none, some])):
+        found = score(model, layers, tests)
+        assert list(found) == ["accuracy", "loss"]
+        for values in found.values():
+            assert np.isnan(values).tolist() == [True, False][: len(tests)]
 
 
 @pytest.mark.parametrize(

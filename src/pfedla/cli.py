@@ -174,7 +174,7 @@ def run(
     metavar="NAME[,KEY=VALUE...]",
     help="A method, with its own settings.",
 )
-@click.option("--all", "everything", is_flag=True, help="All methods that the model allows.")
+@click.option("--all", "everything", is_flag=True, help="All methods that the model allows, but pfedla-peers.")
 @_seeds
 @click.option("--out", type=_path, default=Path("runs/comparison"), show_default=True, help="For the run directories.")
 @_overwrite
@@ -197,7 +197,8 @@ def compare(
     """
     if not methods and not everything:
         raise ConfigError(f"name at least one method with -a, or --all of {', '.join(ALGORITHMS)}")
-    listed = [*(ALGORITHMS if everything else ()), *methods]
+    every = [name for name in ALGORITHMS if name != "pfedla-peers"]  # with few clients that is pfedla once more
+    listed = [*(every if everything else ()), *methods]
     _compare(settings, listed, seeds, out, overwrite, quiet, as_json, lenient=everything)
 
 

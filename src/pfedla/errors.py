@@ -25,7 +25,7 @@ class ModelError(PfedlaError):
 
 
 class RunError(PfedlaError):
-    """A run cannot start, go on or be read."""
+    """A run cannot start, continue or be read."""
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

@@ -115,7 +115,7 @@ def run(
 ) -> Outcome:
     """Run all rounds with `n` clients, from a record's checkpoint if there is one.
 
-    On Ctrl-C the record gets a checkpoint of the last complete round before `KeyboardInterrupt` goes on.
+    On Ctrl-C the record gets a checkpoint of the last complete round before `KeyboardInterrupt` is raised again.
     """
     algorithm, spec = setting.algorithm, setting.spec
     state = algorithm.init(spec.read(setting.template), n, stream(schedule.seed, "init"))
@@ -147,7 +147,7 @@ def run(
                 latest, ledger = history[-1] if history else None, server.ledger
                 told = Progress(server.t, schedule.rounds, latest, ledger.down, ledger.up, seconds(), setting.objective)
                 watch(told)
-            if server.t == schedule.rounds:
+            if server.t >= schedule.rounds:
                 break
             if record and checkpoint_every and server.t and server.t % checkpoint_every == 0:
                 record.checkpoint(snapshot())

@@ -50,7 +50,7 @@ def zeros(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def repeat(row: Tensor, n: int) -> Tensor:
-    """Return `n` copies of a row `(1, numbers)`."""
+    """Return `n` copies of a row `(1, values)`."""
     step = max(1, PIECE // max(1, row.numel() * row.element_size()))
     pieces = (row.expand(min(step, n - start), -1) for start in range(0, n, step))
     return stack(pieces, (n, row.shape[1]), row.dtype)

@@ -45,7 +45,7 @@ class APFL(FedAvg):
     """APFL: each client mixes a personal model with the shared one, and trains its part for the mixture.
 
     A batch takes two gradients, of w_i and of the mixture: twice those of FedAvg. α = 0.5 and fixed is the default of
-    the authors' code; `adaptive` starts from it and takes one step on α_i a round, on the first batch, as they do.
+    the authors' code; `adaptive` starts from it and takes one step on α_i per round, on the first batch, as they do.
     The mixture's running statistics are those of its own passes over the client's data.
     """
 

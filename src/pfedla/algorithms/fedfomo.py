@@ -59,7 +59,7 @@ def first_order_weights(loss: Tensor, theta: Tensor) -> Tensor:
 class FedFomo(Algorithm[Affinities]):
     """FedFomo: each client mixes the models that do better on data it holds out.
 
-    Defaults of the authors' commands: 5 models, the own one included, ε = 0.3 lowered by 0.05 a round, a fifth of the
+    Defaults of the authors' commands: 5 models, the own one included, ε = 0.3 lowered by 0.05 per round, a fifth of the
     training data held out. A client whose candidates all do worse keeps its own model.
     """
 

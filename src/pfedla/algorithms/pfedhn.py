@@ -54,7 +54,7 @@ def hypernetwork_gradient(phi: Rows, delta: Layers) -> Rows:
 class PFedHN(Algorithm[Hyper]):
     """pFedHN: a hypernetwork on the server generates each client's model from an embedding of the client.
 
-    Defaults of the authors' code. Ours: one joint step a round, on the sum over its clients; statistics as in FedAvg.
+    Defaults of the authors' code. Ours: one joint step per round, on the sum over its clients; statistics as in FedAvg.
     """
 
     hidden: Count = 100

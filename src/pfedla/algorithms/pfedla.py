@@ -129,11 +129,14 @@ class Hypernetworks(Algorithm[State]):
         """
         theta, body, heads = clients
         g = inner_products(delta, theta, got.names, **inner).to(body.value["v"])  # (n, L, N)
-        to_body, to_heads = hypernetwork_gradient(*_rows(clients, ids), g.masked_fill(~got.sent.unsqueeze(-1), 0))
+        if self.retain:
+            g = g.masked_fill(~got.sent.unsqueeze(-1), 0)
+        to_body, to_heads = hypernetwork_gradient(*_rows(clients, ids), g)
+        if self.retain:
+            to_heads = {name: x[got.sent.flatten()] for name, x in to_heads.items()}
         self._optimizer.ascend(body, to_body, ids)
-        taken = head_rows(ids, len(got.names))[got.sent]
-        self._optimizer.ascend(heads, {name: x[got.sent.flatten()] for name, x in to_heads.items()}, taken)
-        received = got.fill({key: rows[ids] for key, rows in theta.items()})
+        self._optimizer.ascend(heads, to_heads, head_rows(ids, len(got.names))[got.sent])
+        received = got.fill({key: rows[ids] for key, rows in theta.items()}) if self.retain else got.layers
         for key, rows in theta.items():
             rows.index_copy_(0, ids, received[key] + delta[key])
         return clients
