@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
+from torch.nn import functional
 
-from pfedla import ALGORITHMS, cli
+from pfedla import ALGORITHMS, Custom, FedAvg, cli, run
 from pfedla.data.splits import SPLITS
 from pfedla.demo import DEMO
 
@@ -24,6 +26,7 @@ SMALL = [
 KEYS = {
     *("algorithm", "dataset", "clients", "rounds", "seed", "accuracy_mean", "accuracy_std", "accuracy_worst"),
     *("accuracy_after_training", "bytes_down", "bytes_up", "seconds", "samples_per_second"),
+    *("headline", "higher_is_better", "percent", "overhead_down", "overhead_up"),
 }
 
 
@@ -69,10 +72,12 @@ def test_a_run_leaves_its_directory(pfedla: Any) -> None:
     assert code == 0
     assert "run directory: here" in out
     assert {path.name for path in Path("here").iterdir()} == {
-        *("config.toml", "metrics.jsonl", "summary.json", "ledger.npz", "alpha.npz", "weights.png", "models"),
+        *("config.toml", "run.json", "metrics.jsonl", "summary.json", "ledger.npz", "diagnostics.npz", "weights.png"),
+        "models",
     }
     assert [json.loads(line)["round"] for line in Path("here/metrics.jsonl").read_text().splitlines()] == [1, 2]
-    assert np.load("here/alpha.npz")["alpha"].shape == (2, 3, 2, 3)
+    with np.load("here/diagnostics.npz") as saved:
+        assert saved["alpha"].shape == (2, 3, 2, 3)
     assert len(list(Path("here/models").iterdir())) == 3
 
 
@@ -109,23 +114,34 @@ def test_runs_without_a_name_never_meet(pfedla: Any) -> None:
         (["run", "--set", "algorithm.retain=many"], 2, "algorithm.retain = 'many' must be a whole number"),
         (["run", "--set", "algorithm.retain=9"], 2, "algorithm.retain = 9: this model has 5 layers"),
         (["run", "--set", "retain=9"], 2, "SECTION.KEY=VALUE"),
-        (["run", "--rounds", "0"], 2, "run.rounds = 0 must be at least 1"),
+        (["run", "--rounds", "0"], 2, "schedule.rounds = 0 must be at least 1 (--rounds)"),
         (["run", "--rounds", "x"], 2, "'x' is not a valid integer"),
-        (["run", "--lr", "-1"], 2, "training.lr"),
-        (["run", "--participants", "11"], 2, "participants = 11 must be from 1 to the number of clients, 10"),
+        (["run", "--lr", "-1"], 2, "training.lr = -1.0 must be above 0 (--lr)"),
+        (["run", "--lr", "nan"], 2, "training.lr = nan must be finite (--lr)"),
+        (["run", "--workers", "-1"], 2, "machine.workers = -1 must be at least 0 (--workers)"),
+        (["run", "--participants", "11"], 2, "participants = 11 must be from 1 to the number of clients, 10 (--part"),
+        (["run", "--set", "run.rounds=3"], 2, "unknown setting 'run.rounds': it is now 'schedule.rounds' (--rounds)"),
+        (["run", "--set", "data.data_dir=x"], 2, "it is now 'machine.data_dir' (--data-dir)"),
+        (
+            ["run", "--set", "objective.name=regression"],
+            2,
+            "set objective.name to classification",
+        ),
         (["run", "--model", "lenett"], 2, "did you mean 'lenet'?"),
         (["run", "--model", "nowhere:make"], 2, "cannot import 'nowhere'"),
         (["run", "missing.toml"], 2, "there is no configuration file missing.toml"),
-        (["run", "--samples-per-client", "9000"], 1, "lower --samples-per-client"),
-        (["run", "--dataset", "cifar10"], 1, "--data-dir"),
+        (["run", "--samples-per-client", "9000"], 1, "lower data.samples_per_client or data.clients (--clients, --s"),
+        (["run", "--dataset", "cifar10"], 1, "with machine.download = true. (--data-dir, --download)"),
+        (["run", "--split", "groups", "--clients", "3"], 2, "at most 3, as many as data.clients, not 4 (--clients)"),
+        (["run", "--split", "classes"], 2, "for each of the 10 clients (data.clients), not 0 (--clients)"),
         (["run", "--folder", "nowhere"], 1, "nowhere"),
-        (["run", "--resume", "nowhere"], 1, "nowhere holds no run to go on with"),
+        (["run", "--resume", "nowhere"], 1, "nowhere holds no run to resume"),
         (["run", "--resume", "nowhere", "--rounds", "3"], 2, "takes no settings"),
         (["compare"], 2, "name at least one method"),
         (["compare", "-a", "pfedla", "-a", "pfedla"], 2, "named twice: pfedla"),
         (["compare", "-a", "pfedla,retain"], 2, "NAME,KEY=VALUE"),
         (["compare", "-a", "local", "-a", "pfedla,retain=9"], 2, "pfedla,retain=9: algorithm.retain = 9"),
-        (["data", "show", "--clients", "0"], 2, "data.clients"),
+        (["data", "show", "--clients", "0"], 2, "data.clients = 0 must be at least 1 (--clients)"),
     ],
 )
 def test_a_mistake_ends_in_one_sentence_before_any_work(pfedla: Any, words: list[str], code: int, message: str) -> None:
@@ -136,7 +152,7 @@ def test_a_mistake_ends_in_one_sentence_before_any_work(pfedla: Any, words: list
 
 
 def test_a_broken_configuration_file_is_named(pfedla: Any) -> None:
-    Path("bad.toml").write_text("[run\n")
+    Path("bad.toml").write_text("[schedule\n")
     code, _, err = pfedla("run", "bad.toml")
     assert code == 2
     assert "bad.toml cannot be read as TOML" in err
@@ -147,13 +163,14 @@ def test_a_run_is_never_overwritten_silently(pfedla: Any) -> None:
     before = {path: path.stat().st_mtime_ns for path in Path("here").rglob("*")}
     code, _, err = pfedla("run", *SMALL, "--out", "here")
     assert code == 1
-    assert "here already holds a complete run" in err
+    assert "here already holds a complete run: choose another folder (out), or overwrite it (--out, --overwrite)" in err
     assert {path: path.stat().st_mtime_ns for path in Path("here").rglob("*")} == before
     assert pfedla("run", *SMALL, "--algorithm", "local", "--out", "here", "--overwrite")[0] == 0
     assert json.loads(Path("here/summary.json").read_text())["algorithm"] == "local"
-    assert not Path("here/alpha.npz").exists()
+    assert not Path("here/diagnostics.npz").exists()
 
 
+@pytest.mark.slow
 def test_compare_lists_every_run(pfedla: Any) -> None:
     words = ["compare", "-a", "local", "-a", "pfedla,retain=1,hyper_lr=0.01", "--seeds", "2", *SMALL, "--out", "both"]
     code, out, _ = pfedla(*words)
@@ -171,7 +188,7 @@ def test_compare_lists_every_run(pfedla: Any) -> None:
     assert "*" in out
 
 
-def test_compare_goes_on_and_keeps_what_is_done(pfedla: Any) -> None:
+def test_compare_resumes_and_keeps_what_is_done(pfedla: Any) -> None:
     words = ["compare", "-a", "local", "-a", "fedavg", *SMALL, "--out", "both"]
     pfedla(*words)
     Path("both/fedavg-seed0/summary.json").unlink()  # as if it had stopped before its end
@@ -198,15 +215,28 @@ def test_table_reads_what_compare_wrote(pfedla: Any) -> None:
     code, out, _ = pfedla("table", "both", "--value", "mb-up", "--against", "local")
     assert (code, out.splitlines()[0]) == (0, "| above `local` | both |")
     assert out.splitlines()[2].startswith("| `fedavg` | +")
+    for words in (["table", "both"], ["table", "both", "--value", "headline"]):
+        code, out, _ = pfedla(*words)
+        means = {run["algorithm"]: run["accuracy_mean"] for run in json.loads(Path("both/comparison.json").read_text())}
+        assert code == 0
+        assert [line.replace("*", "") for line in out.splitlines()[2:]] == [
+            f"| `{name}` | {100 * mean:.2f} |" for name, mean in means.items()
+        ]
+    code, _, err = pfedla("table", "both", "--value", "accuracy")
+    assert code == 2
+    assert "'accuracy' is not one of 'headline'" in err
     code, _, err = pfedla("table", "both/local-seed0/config.toml")
     assert code == 1
     assert "is no comparison that pfedla compare wrote" in err
 
 
+@pytest.mark.slow
 def test_compare_runs_all_methods_that_the_model_allows(pfedla: Any) -> None:
     code, out, err = pfedla("compare", "--all", *SMALL, "--local-epochs", "2", "--out", "every", "--json")
     assert code == 0
-    assert {run["algorithm"] for run in json.loads(out)} | set(re.findall(r"(\S+) is left out", err)) == set(ALGORITHMS)
+    done, refused = {run["algorithm"] for run in json.loads(out)}, set(re.findall(r"(\S+) is left out", err))
+    assert done | refused == set(ALGORITHMS) - {"pfedla-peers"}
+    assert refused == {"fedbn"}
 
 
 def test_where_data_lies_decides_nothing(pfedla: Any) -> None:
@@ -231,7 +261,70 @@ def test_own_data_from_a_folder(pfedla: Any) -> None:
     code, out, _ = pfedla(*words)
     assert code == 0
     assert json.loads(out)["dataset"] == "sites"
-    assert {path.name for path in Path("here/models").iterdir()} == {"a.safetensors", "b.safetensors"}
+    assert {path.name for path in Path("here/models").iterdir()} == {"0.safetensors", "1.safetensors"}
+    assert json.loads(Path("here/run.json").read_text())["names"] == ["a", "b"]
+
+
+def numbers(folder: str = "sites") -> None:
+    """Write clients whose targets are numbers."""
+    rng = np.random.default_rng(0)
+    Path(folder).mkdir()
+    for name in ("a", "b"):
+        x = rng.normal(size=(30, 5)).astype(np.float32)
+        np.savez(Path(folder, f"{name}.npz"), x=x, y=x[:, 0] - 2 * x[:, 1])
+
+
+def test_other_objectives_are_run_and_compared_by_their_headline(pfedla: Any) -> None:
+    numbers()
+    words = ["--folder", "sites", "--rounds", "3", "--workers", "0", "--set", "objective.name=regression"]
+    code, out, err = pfedla("compare", "-a", "local", "-a", "fedavg", *words, "--out", "both")
+    assert code == 0
+    assert re.search(r"local: round 3/3  rmse [0-9.]+, worst [0-9.]+, ", err)
+    listed = {run["algorithm"]: run for run in json.loads(Path("both/comparison.json").read_text())}
+    best = min(listed, key=lambda name: float(listed[name]["rmse_mean"]))
+    marked = re.findall(r"^ *(local|fedavg) +\*", out, re.MULTILINE)
+    assert marked == [best]
+    assert f"**{listed[best]['rmse_mean']:.4g}**" in pfedla("table", "both", "--value", "headline")[1]
+
+
+def test_comparisons_with_different_headlines_in_one_are_refused(pfedla: Any) -> None:
+    numbers()
+    pfedla("compare", "-a", "local", *SMALL, "--out", "one")
+    words = ["--folder", "sites", "--rounds", "1", "--workers", "0", "--set", "objective.name=regression"]
+    pfedla("compare", "-a", "local", *words, "--out", "other")
+    mixed = [run for name in ("one", "other") for run in json.loads(Path(name, "comparison.json").read_text())]
+    Path("mixed.json").write_text(json.dumps(mixed))
+    code, out, err = pfedla("table", "mixed.json")
+    assert (code, out) == (2, "")
+    assert "runs with different headlines cannot be compared: accuracy, rmse" in err
+    assert pfedla("table", "one", "other")[0] == 0  # side by side they may stand
+
+
+def test_data_show_counts_samples_where_there_are_no_classes(pfedla: Any) -> None:
+    numbers()
+    code, out, _ = pfedla("data", "show", "--folder", "sites", "--set", "objective.name=regression")
+    assert code == 0
+    assert "21 samples" in out
+    assert Path("federation.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_from_python_is_not_resumed(pfedla: Any) -> None:
+    rng = np.random.default_rng(0)
+    clients: Any = [(rng.normal(size=(20, 2)).astype(np.float32), rng.normal(size=(20, 1)))] * 2
+    run(FedAvg(), lambda: nn.Linear(2, 1), clients, 1, objective=Custom(functional.l1_loss), workers=0, out="here")
+    Path("here/summary.json").unlink()
+    code, out, err = pfedla("run", "--resume", "here")
+    assert (code, out) == (1, "")
+    assert "the run in here was started from Python" in err
+
+
+def test_a_file_of_an_earlier_version_runs_and_says_what_moved(pfedla: Any, caplog: pytest.LogCaptureFixture) -> None:
+    Path("old.toml").write_text('[model]\nname = "mlp"\n[run]\nrounds = 1\nparticipants = 0\nworkers = -1\n')
+    assert pfedla("run", "old.toml", "--workers", "0", "--out", "here", "--quiet")[0] == 0
+    assert (
+        "old.toml is of an earlier version; these settings have moved: run.rounds is now schedule.rounds" in caplog.text
+    )
+    assert json.loads(Path("here/summary.json").read_text())["rounds"] == 1
 
 
 def test_own_data_with_a_client_column(pfedla: Any) -> None:
@@ -260,9 +353,10 @@ def test_lists(pfedla: Any) -> None:
     assert "--test-samples-per-client" in pfedla("run", "--help")[1]
 
 
-def test_ctrl_c_stops_cleanly_and_the_run_goes_on(pfedla: Any) -> None:
+@pytest.mark.slow
+def test_ctrl_c_stops_cleanly_and_the_run_is_resumed(pfedla: Any) -> None:
     settings = ["--clients", "4", "--samples-per-client", "40", "--rounds", "12", "--local-epochs", "1"]
-    settings += ["--eval-every", "1", "--workers", "2", "--set", "run.checkpoint_every=0"]
+    settings += ["--eval-every", "1", "--workers", "2", "--set", "machine.checkpoints=false"]
     command = [sys.executable, "-c", "from pfedla.cli import main; main()", "run", *settings, "--out", "stopped"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}  # the server's threads, as in this process
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, env=environment)
@@ -288,15 +382,16 @@ def test_ctrl_c_stops_cleanly_and_the_run_goes_on(pfedla: Any) -> None:
         return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
 
     assert figures("stopped") == figures("straight")
-    for name in ("alpha.npz", "ledger.npz"):
+    for name in ("diagnostics.npz", "ledger.npz"):
         with np.load(Path("stopped", name)) as one, np.load(Path("straight", name)) as two:
             assert all(np.array_equal(one[key], two[key]) for key in two)
     assert not Path("stopped/checkpoint.safetensors").exists()
-    assert pfedla("run", "--resume", "stopped")[0] == 1  # complete: nothing to go on with
+    assert pfedla("run", "--resume", "stopped")[0] == 1  # complete: nothing to resume
 
 
+@pytest.mark.slow
 def test_the_demo_ends_in_a_table_and_a_picture(pfedla: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = {"run": {"rounds": 2}, "training": {"local_epochs": 1}, "model": {"name": "mlp"}}
+    few = {"schedule": {"rounds": 2}, "training": {"local_epochs": 1}, "model": {"name": "mlp"}}
     monkeypatch.setattr("pfedla.cli.DEMO", {**DEMO, **few})
     code, out, _ = pfedla("demo", "--workers", "0")
     assert code == 0

@@ -97,13 +97,13 @@ def test_arrays_that_cannot_be_written_or_run_backwards_are_used() -> None:
     assert run([(x, y, x[::-1], y[::-1])] * 2).summary["clients"] == 2
 
 
-def test_a_model_of_double_precision_can_be_run() -> None:
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_model_of_double_precision_can_be_run(algorithm: str) -> None:
     def make() -> nn.Module:
         return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()
 
-    for algorithm in (kind() for kind in ALGORITHMS.values()):
-        result = run([arrays()] * 2, make, algorithm)
-        assert {rows.dtype for key, rows in result.personalized.items() if "counters" not in key} == {torch.float64}
+    result = run([arrays()] * 2, make, ALGORITHMS[algorithm]())
+    assert {rows.dtype for key, rows in result.personalized.items() if "counters" not in key} == {torch.float64}
 
 
 def test_layers_can_be_joined_by_name() -> None:
@@ -181,16 +181,15 @@ def test_what_is_no_objective_is_refused(wrong: Any) -> None:
         ({"participants": 0}, r"schedule\.participants = 0 must be at least 1"),
         ({"eval_every": 0}, r"schedule\.eval_every = 0 must be at least 1"),
         ({"seed": 1.5}, r"schedule\.seed = 1\.5 must be a whole number"),
-        ({"train_fraction": 1}, "train_fraction"),
+        ({"train_fraction": 1}, r"client-0: data\.train_fraction must be between 0 and 1, not 1"),
         ({"workers": -1}, r"machine\.workers = -1 must be at least 0"),
         ({"storage": "disc"}, r"machine\.storage = 'disc': choose one of memory, disk"),
         ({"fleet": "slurm"}, r"machine\.fleet = 'slurm': choose one of local, ray"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(wrong: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(pfedla.PfedlaError, match=message) as caught:
+    with pytest.raises(ConfigError, match=message):
         run([arrays()] * 3, out=tmp_path / "run", **wrong)
-    assert isinstance(caught.value, ConfigError) or "train_fraction" in wrong  # whose message names the client, too
     assert not (tmp_path / "run").exists()
 
 
@@ -218,6 +217,7 @@ def tables(folder: Path, algorithm: str = "pfedla") -> Tables:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_an_interrupted_experiment_resumes_from_its_directory(algorithm: str, tmp_path: Path) -> None:
     def stop(progress: Progress) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from pfedla.algorithm import Algorithm
 from pfedla.algorithms import FedAvg, PFedLA
+from pfedla.client import Kept
 from pfedla.layers import Layers
 from pfedla.rounds import run_round
 from pfedla.training import Task
@@ -78,7 +79,7 @@ def test_a_fleet_goes_back_to_a_snapshot_to_the_bit(algorithm: Algorithm[Any]) -
     saved = copy.deepcopy(fleet.snapshot())
     assert saved.rounds.tolist() == [1, 2, 1, 1]
     sent = pack(made.algorithm.download(server.state, torch.tensor(ids)))
-    found = []
+    found: list[tuple[Payload, Kept, str]] = []
     for place in (fleet, fleet, fleet_of(made, data(4))):  # as it went on, gone back, and another fleet
         if found:
             place.restore(copy.deepcopy(saved))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pfedla.algorithm import Algorithm
 from pfedla.algorithms import PFedLA
-from pfedla.algorithms.fedavg import FedAvg, SharedModel
+from pfedla.algorithms.fedavg import FedAvg, Local, SharedModel
 from pfedla.engine import FlatModel
 from pfedla.errors import ConfigError
 from pfedla.layers import Layers
@@ -166,7 +166,7 @@ def test_the_update_sees_what_those_got_who_answered() -> None:
         missing = run_round(made.algorithm, server, fleet, ids)
         assert missing == ({1: "out of reach"} if len(ids) == 3 else {})
         found.append(server.state)
-    same(*found, atol=1e-6)
+    same(found[0], found[1], atol=1e-6)
 
 
 def test_a_round_that_nobody_answers_changes_nothing_but_its_number(algorithm: Algorithm[Any]) -> None:
@@ -190,7 +190,9 @@ def test_a_run_that_nobody_answers_ends_with_a_record_without_figures(tmp_path: 
     record.release()
     (found,) = outcome.history
     figures = [f"accuracy_{what}" for what in ("mean", "std", "worst", "p10")]
-    assert [found[figure] for figure in figures] == [None] * 4
+    figures += ["loss_mean", "accuracy_after_training", "loss_after_training"]
+    assert [found[figure] for figure in figures] == [None] * 7
+    assert set(found) - {"missing"} == set(outcome_of(FedAvg(), rounds=2).history[0])
     assert found["clients"] == {}
     assert found["missing"] == {str(client): "out of reach" for client in range(4)}
     assert outcome.personalized == {}
@@ -240,8 +242,17 @@ def test_who_is_missing_in_a_round_is_logged_with_the_reason(caplog: pytest.LogC
     asked = [t for t in range(1, 7) if 1 in participants(schedule, t, 4)]
     assert 0 < len(asked) < 6
     assert [record.message for record in caplog.records] == [
-        f"client 1 did not answer in round {t}: out of reach" for t in asked
+        *(f"client 1 did not answer in round {t}: out of reach" for t in asked),
+        "client 1 did not send its personalized model: out of reach",
     ]
+
+
+def test_the_personalized_model_of_a_client_that_is_missing_is_blank() -> None:
+    everybody, some = outcome_of(Local()), outcome_of(Local(), fleet=partial(WireFleet, lost=(1,)))
+    for key, rows in some.personalized.items():
+        assert rows[1].isnan().all() if rows.is_floating_point() else not rows[1].any()
+        for client in (0, 2, 3):
+            assert torch.equal(rows[client], everybody.personalized[key][client]), key
 
 
 # ---- a codec in the place of pack and unpack

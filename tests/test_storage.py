@@ -20,7 +20,7 @@ from pfedla.record import RunRecord
 from pfedla.rounds import Progress
 from pfedla.storage import is_mapped, let_go, mapped, repeat, stack, zeros
 from pfedla.tree import flatten, restore
-from tests.world import net, outcome_of, same, same_outcome, samples, setting, theta_of
+from tests.world import net, outcome_of, same, same_outcome, same_result, samples, setting, theta_of
 
 
 def test_rows_on_disk_are_the_rows_in_memory_and_leave_no_file(tmp_path: Path) -> None:
@@ -135,13 +135,11 @@ def test_storage_on_disk_is_in_the_runs_folder_or_in_a_temporary_one(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     out = tmp_path / "run" if recorded else None
     clients = [mine.take(slice(None), torch.empty(0)) for mine in samples(3)]
-    results = [
-        pfedla.run(FedAvg(), net, clients, rounds=1, workers=0, storage=storage, out=place)
-        for storage, place in (("disk", out), ("memory", None))
-    ]
+    on_disk = pfedla.run(FedAvg(), net, clients, rounds=1, workers=0, storage="disk", out=out)
+    in_memory = pfedla.run(FedAvg(), net, clients, rounds=1, workers=0)
     assert places == [out or tmp_path, None]
-    same(results[0].personalized, results[1].personalized)
-    assert [is_mapped(result.personalized["conv"]) for result in results] == [True, False]
+    same_result(on_disk, in_memory)
+    assert [is_mapped(result.personalized["conv"]) for result in (on_disk, in_memory)] == [True, False]
     assert [path.name for path in tmp_path.rglob("*.rows")] == []
 
 

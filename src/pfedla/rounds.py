@@ -219,7 +219,7 @@ def _ask(ask: Callable[..., Answers[Any]], algorithm: Algorithm[Any], state: Any
 
 
 def _personalized(algorithm: Algorithm[Any], server: Server, fleet: Fleet, n: int) -> Layers:
-    """Return every client's personalized model: `{entry: (clients, values)}`."""
+    """Return every client's personalized model, `{entry: (clients, values)}`; blank (NaN) if it did not answer."""
     personalized: Layers = {}
 
     def place(ids: Sequence[int], sent: Payload, t: int) -> Answers[None]:
@@ -231,7 +231,10 @@ def _personalized(algorithm: Algorithm[Any], server: Server, fleet: Fleet, n: in
                 personalized[key][client] = row[0]
         return Answers({}, found.missing)
 
-    _ask(place, algorithm, server.state, n, server.t)
+    for client, why in _ask(place, algorithm, server.state, n, server.t).missing.items():
+        log.warning("client %d did not send its personalized model: %s", client, why)
+        for rows in personalized.values():
+            rows[client] = torch.nan if rows.is_floating_point() else 0
     return personalized
 
 
@@ -278,12 +281,12 @@ def _record(server: Server, scores: Evaluated, objective: Objective, seconds: fl
         f"{name}_worst": known.min if up else known.max,
         f"{name}_p{tail}": lambda: np.percentile(known, tail),
     }
-    others = [metric for metric in scores.personalized if metric != name]
+    metrics, nobody = dict.fromkeys([name, *scores.personalized, "loss"]), np.array([])  # the same in every record
     return {
         "round": server.t,
         **{key: float(figure()) if len(known) else None for key, figure in spread.items()},
-        **{f"{metric}_mean": _mean(scores.personalized[metric]) for metric in others},
-        **{f"{metric}_after_training": _mean(scores.after_training[metric]) for metric in scores.personalized},
+        **{f"{metric}_mean": _mean(scores.personalized.get(metric, nobody)) for metric in metrics if metric != name},
+        **{f"{metric}_after_training": _mean(scores.after_training.get(metric, nobody)) for metric in metrics},
         "bytes_down": server.ledger.down,
         "bytes_up": server.ledger.up,
         "seconds": round(seconds, 3),

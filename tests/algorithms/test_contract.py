@@ -36,7 +36,7 @@ from pfedla.errors import ConfigError
 from pfedla.fleet import Fleet
 from pfedla.layers import COUNTERS, Layers, kind_of, layer_of
 from pfedla.ledger import Ledger
-from pfedla.rounds import Server, evaluate, run_round
+from pfedla.rounds import Server, run_round
 from pfedla.training import ClientData, Task
 from pfedla.tree import flatten, restore
 from pfedla.wire import Payload, decode, encode
@@ -290,12 +290,14 @@ def test_messages_in_bytes_answered_one_by_one_in_any_order_change_nothing(algor
     same(apart.state, here.state)
     same(own_of(apart.fleet), here.own)
     same(apart.personalized(), here.personalized())
-    scores, others = (evaluate(p.setting.algorithm, p.state, p.fleet, N, p.server.t) for p in (here, apart))
-    ledgers = here.server.ledger.arrays(), apart.server.ledger.arrays()
-    for one, other in (*zip(scores[:2], others[:2], strict=True), ledgers):
-        assert list(one) == list(other)
-        for key, values in one.items():
-            assert np.array_equal(values, other[key], equal_nan=values.dtype.kind == "f"), key
+    sent = here.setting.algorithm.download(here.state, torch.tensor(IDS))
+    scores, others = (played.fleet.evaluate(IDS, sent, played.server.t).by_client for played in (here, apart))
+    assert list(scores) == IDS
+    assert scores == others
+    ledger, other = here.server.ledger.arrays(), apart.server.ledger.arrays()
+    assert list(ledger) == list(other)
+    for key, values in ledger.items():
+        assert np.array_equal(values, other[key]), key
 
 
 def test_the_ledger_counts_every_byte_of_the_messages(algorithm: Algorithm[Any]) -> None:

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from pfedla.errors import ConfigError
-from pfedla.report.tables import comparison_table, overview
+from pfedla.report.tables import VALUES, comparison_table, overview, shown
 
 
 def summary(accuracy: float, down: int, seed: int = 0) -> dict[str, Any]:
@@ -24,6 +24,13 @@ def summary(accuracy: float, down: int, seed: int = 0) -> dict[str, Any]:
         "bytes_up": 2 * down,
         "seconds": 1.0,
     }
+
+
+def errors(rmse: float, worst: float, label: str = "", seed: int = 0) -> dict[str, Any]:
+    """Make a summary whose headline is the better the smaller it is."""
+    figures = {"rmse_mean": rmse, "rmse_std": 0.01, "rmse_worst": worst, "rmse_after_training": rmse}
+    kept = {key: value for key, value in summary(0, 10**6, seed).items() if "accuracy" not in key}
+    return {**kept, **figures, "label": label, "headline": "rmse", "higher_is_better": False, "percent": False}
 
 
 def printed(runs: Any) -> list[str]:
@@ -77,3 +84,46 @@ def test_differences_are_taken_seed_by_seed() -> None:
     assert lines[2] == "| `alone` | -2.00 ± 1.41 |"
     with pytest.raises(ConfigError, match=r"unknown method 'alon'.*alone"):
         overview({"one": one}, against="alon")
+
+
+def test_the_headline_says_what_is_best() -> None:
+    lines = printed([("near", [errors(0.25, 1.5)]), ("far", [errors(0.5, 1.25)]), ("middle", [errors(0.375, 2)])])
+    assert row(lines, "near") == ["near", "*0.25", "0.01", "1.5", "*0.25", "1.0", "2.0", "1.0"]
+    assert row(lines, "far") == ["far", "0.5", "0.01", "*1.25", "0.5", "1.0", "2.0", "1.0"]
+    assert any(line.split()[:2] == ["method", "rmse"] for line in lines)
+    assert "Rmse on the clients' test samples" in " ".join(" ".join(lines).split())
+    assert "%" not in "".join(lines)
+
+
+def test_comparisons_side_by_side_mark_the_smallest_error_and_the_largest_accuracy() -> None:
+    wide = [{**summary(accuracy, 1), "label": label} for label, accuracy in (("alone", 0.5), ("wide", 0.75))]
+    both = {"classes": wide, "numbers": [errors(0.5, 1, "alone"), errors(0.75, 1, "wide")]}
+    assert overview(both).splitlines()[2:] == ["| `alone` | 50.00 | **0.5** |", "| `wide` | **75.00** | 0.75 |"]
+    seeds = [*both["numbers"], errors(0.25, 1, "alone", 1), errors(0.625, 1, "wide", 1), errors(1, 1, "worse")]
+    lines = overview({"numbers": seeds}, against="alone").splitlines()
+    assert lines[2:] == ["| `wide` | **+0.3125 ± 0.08839** |", "| `worse` | +0.5 (1 of 2) |"]
+
+
+def test_runs_with_different_headlines_cannot_be_compared() -> None:
+    mixed = [summary(0.5, 1), errors(0.5, 1)]
+    with pytest.raises(ConfigError, match="runs with different headlines cannot be compared: accuracy, rmse"):
+        comparison_table([("one", mixed[:1]), ("other", mixed[1:])])
+    with pytest.raises(ConfigError, match="runs with different headlines"):
+        overview({"both": [{**one, "label": "x"} for one in mixed]})
+
+
+def test_what_has_no_value_is_a_dash_and_never_the_best() -> None:
+    nobody = {**errors(0.5, 1), "rmse_mean": None, "rmse_std": None, "rmse_worst": None, "rmse_after_training": None}
+    lines = printed([("near", [errors(0.25, 1.5)]), ("far", [errors(0.5, 2)]), ("nobody", [nobody])])
+    assert row(lines, "nobody") == ["nobody", "-", "-", "-", "-", "1.0", "2.0", "1.0"]
+    assert row(lines, "near")[1:4] == ["*0.25", "0.01", "*1.5"]
+
+
+def test_every_value_can_be_shown() -> None:
+    found = [overview({"one": [errors(0.5, 0.75, "x")]}, value).splitlines()[2] for value in VALUES]
+    assert found == [f"| `x` | {text} |" for text in ("0.5", "0.01", "0.75", "0.5", "1.0", "2.0", "1.0")]
+
+
+def test_metrics_are_shown_as_fractions_or_percentages() -> None:
+    assert [shown(0.12345, percent=True), shown(0.12345, percent=False)] == ["12.35", "0.1235"]
+    assert [shown(123456.0, percent=False), shown(float("nan"), percent=True)] == ["1.235e+05", "-"]

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from pfedla.report.weights import draw_weights
+from pfedla.ledger import Ledger
+from pfedla.record import Result
+from pfedla.report.weights import draw_result, draw_weights
 
 
 def weights(clients: int, layers: int) -> np.ndarray:
@@ -29,3 +31,23 @@ def test_groups_are_outlined(tmp_path: Path) -> None:
     draw_weights(tmp_path / "without.png", alpha, names, "title")
     draw_weights(tmp_path / "with.png", alpha, names, "title", np.array([0, 0, 1, 1]))
     assert not np.array_equal(imread(tmp_path / "without.png"), imread(tmp_path / "with.png"))
+
+
+def result(**diagnostics: np.ndarray) -> Result:
+    return Result({}, [], diagnostics, Ledger(["fc"]), ("a", "b", "c"), None, None, dict)
+
+
+def test_a_result_is_drawn_as_its_final_weights(tmp_path: Path) -> None:
+    alpha = np.stack([weights(3, 1), weights(3, 1)[::-1]])
+    draw_result(tmp_path / "drawn.png", result(alpha=alpha, round=np.array([2, 7])), "mine")
+    draw_weights(tmp_path / "by-hand.png", alpha[-1], ["fc"], "Who learns from whom: the weights of mine after round 7")
+    assert np.array_equal(imread(tmp_path / "drawn.png"), imread(tmp_path / "by-hand.png"))
+
+
+def test_a_result_without_weights_or_of_too_many_clients_is_not_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_result(tmp_path / "weights.png", result(other=np.ones((1, 3)), round=np.array([1])), "mine")
+    monkeypatch.setattr("pfedla.report.weights.MOST", 2)
+    draw_result(tmp_path / "weights.png", result(alpha=weights(3, 1)[None], round=np.array([1])), "mine")
+    assert not list(tmp_path.iterdir())

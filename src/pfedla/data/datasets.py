@@ -39,81 +39,36 @@ DEFAULT_DATASET = "fashion-mnist-10k"
 
 
 class Dataset(NamedTuple):
-    """Images and labels in memory.
+    """Images and labels in memory."""
 
-    Attributes
-    ----------
-    name
-        The name it was loaded by.
-    x
-        Images, uint8 `(n, channels, height, width)`.
-    y
-        Labels from 0, int64 `(n,)`.
-    classes
-        The class names, in the order of the labels.
-    note
-        Empty, or how many images of the official set were found.
-    """
-
-    name: str
-    x: Images
-    y: Labels
-    classes: tuple[str, ...]
-    note: str
+    name: str  # that it was loaded by
+    x: Images  # uint8 (n, channels, height, width)
+    y: Labels  # int64 (n,), from 0
+    classes: tuple[str, ...]  # their names, in the order of the labels
+    note: str  # empty, or how many images of the official set were found
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One way for a data set's files to lie on disk.
+    """One way for a data set's files to lie on disk."""
 
-    Attributes
-    ----------
-    folders
-        The folders they may be in, below the data folder; the first is where a download goes.
-    suffixes
-        What may follow the names of the data set's files: the first is what a download brings, the last is
-        taken where a file is there with several.
-    read
-        The reader of one part.
-    """
-
-    folders: tuple[str, ...]
-    suffixes: tuple[str, ...]
-    read: Reader
+    folders: tuple[str, ...]  # below the data folder; the first is where a download goes
+    suffixes: tuple[str, ...]  # of the files' names; a download brings the first, of several found the last is taken
+    read: Reader  # of one part
 
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """What a data set is made of.
+    """What a data set is made of."""
 
-    Attributes
-    ----------
-    classes
-        The class names, in the order of the labels.
-    images
-        The official number of images, train and test.
-    shape
-        Channels, height and width of an image.
-    parts
-        The names of the files, without suffix, of each part that can be read by itself; train first.
-    layouts
-        The layouts to look for, in this order; the first is the one that is downloaded.
-    remotes
-        Where the files are fetched from; none for the embedded data set.
-    first_label
-        The label of the first class in the files.
-    transposed
-        Whether the files store images with rows and columns swapped.
-    """
-
-    classes: tuple[str, ...]
-    images: int
-    shape: Shape
-    parts: tuple[tuple[str, ...], ...]
-    layouts: tuple[Layout, ...]
-    remotes: tuple[Remote, ...] = ()
-    first_label: int = 0
-    transposed: bool = False
+    classes: tuple[str, ...]  # their names, in the order of the labels
+    images: int  # officially, train and test
+    shape: Shape  # channels, height and width of an image
+    parts: tuple[tuple[str, ...], ...]  # files, without suffix, of each part that can be read by itself; train first
+    layouts: tuple[Layout, ...]  # to look for, in this order; the first is downloaded
+    remotes: tuple[Remote, ...] = ()  # where files are fetched from; none for the embedded data set
+    first_label: int = 0  # of the first class in the files
+    transposed: bool = False  # the files store images with rows and columns swapped
 
     @property
     def files(self) -> tuple[str, ...]:

@@ -32,32 +32,16 @@ BACKOFF_SECONDS = 1.0
 TIMEOUT_SECONDS = 30.0
 CHUNK_BYTES = 1 << 18
 _TRANSIENT_STATUS = {408, 429}
-_TRANSIENT = (
-    urllib.error.URLError,
-    http.client.HTTPException,
-    ssl.SSLError,
-    ConnectionError,
-    TimeoutError,
-)
+_TRANSIENT = (urllib.error.URLError, http.client.HTTPException, ssl.SSLError, ConnectionError, TimeoutError)
 
 
 @dataclass(frozen=True)
 class Remote:
-    """A file at its official address.
-
-    Attributes
-    ----------
-    url
-        Where it is.
-    md5
-        Its checksum, as its publisher gives it.
-    members
-        The files to take from it, by name, if it is an archive (`.zip` or `.tar.gz`).
-    """
+    """A file at its official address."""
 
     url: str
-    md5: str
-    members: tuple[str, ...] = ()
+    md5: str  # as its publisher gives it
+    members: tuple[str, ...] = ()  # the files to take from it, by name, if it is an archive (.zip or .tar.gz)
 
     @property
     def name(self) -> str:

@@ -156,7 +156,7 @@ def _divide(labels: np.ndarray, train_fraction: float, seed: int, name: str) -> 
             owner=np.zeros(len(labels), dtype=np.int64),
         )[0]
     except (DataError, ConfigError) as error:
-        raise DataError(f"{name}: {error}") from None
+        raise type(error)(f"{name}: {error}") from None
 
 
 def _check(name: str, x: Array, y: Array, by_class: bool) -> None:

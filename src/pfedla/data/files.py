@@ -221,21 +221,11 @@ def read_pickle(files: Sequence[Traversable], shape: Shape, limit: int, *, label
 
 
 class ClientFile(NamedTuple):
-    """The data of one client, as its file holds it.
+    """The data of one client, as its file holds it; without test samples the experiment divides it."""
 
-    Attributes
-    ----------
-    name
-        The file's name without `.npz`.
-    x, y
-        Samples and their labels, int64 from 0, or other targets.
-    x_test, y_test
-        Samples and labels to test on, or None if the file leaves the split to the experiment.
-    """
-
-    name: str
+    name: str  # the file's, without .npz
     x: npt.NDArray[Any]
-    y: npt.NDArray[Any]
+    y: npt.NDArray[Any]  # labels, int64 from 0, or other targets
     x_test: npt.NDArray[Any] | None
     y_test: npt.NDArray[Any] | None
 

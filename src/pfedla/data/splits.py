@@ -68,15 +68,9 @@ class Split(Settings, ABC):
 
 @dataclass(frozen=True)
 class NonIID1(Split):
-    """Each client holds a few classes in equal amounts; every class is used by equally many clients.
+    """Each client holds a few classes in equal amounts; every class is used by equally many clients."""
 
-    Parameters
-    ----------
-    classes_per_client
-        None means 4, or 12 of 100 classes and more.
-    """
-
-    classes_per_client: Count | None = None
+    classes_per_client: Count | None = None  # by default 4, or 12 of 100 classes and more
     name: ClassVar[str] = "non-iid-1"
     remedy: ClassVar[str] = ", or raise split.classes_per_client"
 
@@ -89,18 +83,10 @@ class NonIID1(Split):
 
 @dataclass(frozen=True)
 class NonIID2(Split):
-    """Each client holds all classes, a few of them in larger amounts; every class is favoured equally often.
+    """Each client holds all classes, a few of them in larger amounts; every class is favoured equally often."""
 
-    Parameters
-    ----------
-    dominant_classes
-        None means 2, or 6 of 100 classes and more.
-    dominance
-        How many times the samples of another class a dominant class has.
-    """
-
-    dominant_classes: Count | None = None
-    dominance: Annotated[float, Range(least=1)] = 3.0
+    dominant_classes: Count | None = None  # by default 2, or 6 of 100 classes and more
+    dominance: Annotated[float, Range(least=1)] = 3.0  # times the samples of another class
     name: ClassVar[str] = "non-iid-2"
     remedy: ClassVar[str] = ", or change split.dominance"
 
@@ -121,12 +107,7 @@ class NonIID2(Split):
 class Groups(Split):
     """Hidden groups: clients of the same group hold the same few classes, in equal amounts.
 
-    Parameters
-    ----------
-    groups
-        How many groups there are; clients are dealt to them in contiguous blocks of equal size.
-    classes_per_client
-        How many classes each group holds. No two groups hold the same set where that is possible.
+    Groups are contiguous blocks of equal size; no two hold the same classes where that is possible.
     """
 
     groups: Count = 4
@@ -153,14 +134,9 @@ class Dirichlet(Split):
     """Each client's class proportions are drawn from a symmetric Dirichlet distribution.
 
     A class that runs out is capped at what remains; the client's other classes make up for it in proportion.
-
-    Parameters
-    ----------
-    concentration
-        Small: few classes per client. Large: nearly equal amounts of all.
     """
 
-    concentration: Annotated[float, Range(least=0.001, most=1e6)] = 0.3
+    concentration: Annotated[float, Range(least=0.001, most=1e6)] = 0.3  # small: few classes per client
     name: ClassVar[str] = "dirichlet"
 
     def plan(self, task: Request) -> Ints:
@@ -194,15 +170,9 @@ class IID(Split):
 
 @dataclass(frozen=True)
 class Classes(Split):
-    """Each client holds the classes it is given, in equal amounts; a remainder goes to the first of them.
+    """Each client holds the classes it is given, in equal amounts; a remainder goes to the first of them."""
 
-    Parameters
-    ----------
-    classes
-        One list of classes per client.
-    """
-
-    classes: tuple[tuple[int, ...], ...] = ()
+    classes: tuple[tuple[int, ...], ...] = ()  # a list for each client
     name: ClassVar[str] = "classes"
 
     def plan(self, task: Request) -> Ints:
