@@ -320,7 +320,8 @@ def test_a_run_from_python_is_not_resumed(pfedla: Any) -> None:
 
 def test_a_file_of_an_earlier_version_runs_and_says_what_moved(pfedla: Any, caplog: pytest.LogCaptureFixture) -> None:
     Path("old.toml").write_text('[model]\nname = "mlp"\n[run]\nrounds = 1\nparticipants = 0\nworkers = -1\n')
-    assert pfedla("run", "old.toml", "--workers", "0", "--out", "here", "--quiet")[0] == 0
+    few = ["--clients", "2", "--samples-per-client", "10", "--local-epochs", "1", "--workers", "0"]
+    assert pfedla("run", "old.toml", *few, "--out", "here", "--quiet")[0] == 0
     assert (
         "old.toml is of an earlier version; these settings have moved: run.rounds is now schedule.rounds" in caplog.text
     )

@@ -78,10 +78,11 @@ class FedAMP(Algorithm[Messages]):
         return Messages(bank(theta, n), torch.tensor(0))
 
     def download(self, state: Messages, ids: Tensor) -> Payload:
-        """Send u_i = Σ_j ξ_ij w_j, running statistics in the same proportions."""
+        """Send u_i = Σ_j ξ_ij w_j, running statistics in the same proportions, and α_k."""
         w, alpha = torch.cat([x for k, x in state.theta.items() if not kind_of(k)], 1), self.step(int(state.t) + 1)
         xi = heuristic_attention(w, ids, self.sigma) if self.heuristic else attention(w, ids, alpha, self.sigma)
-        return self.send({key: xi.to(rows) @ rows for key, rows in state.theta.items()})
+        u = {key: xi.to(rows) @ rows for key, rows in state.theta.items()}
+        return self.send(u, alpha=torch.full((len(ids),), alpha, dtype=torch.float64))
 
     def update(self, state: Messages, ids: Tensor, got: Payload, upload: Payload) -> Messages:
         """Keep what the clients trained."""
@@ -91,7 +92,7 @@ class FedAMP(Algorithm[Messages]):
 
     def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
         """Lower F_i(w) + λ/(2α_k) |w - u_i|² by SGD from u_i: FedProx with μ = λ/α_k."""
-        return FedProx(self.lam / self.step(task.t)).train(own, got, task)
+        return FedProx(self.lam / float(got.values["alpha"][0])).train(own, got, task)
 
     def personalize(self, own: Layers, got: Payload, task: Task) -> Layers:  # noqa: ARG002
         """Return w_i, the client's own model: u_i only guides it."""
