@@ -7,6 +7,8 @@ their medians are compared.
 from __future__ import annotations
 
 import copy
+import statistics
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,11 +17,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks import work
-from benchmarks.measuring import Row, in_turns, seconds
+from benchmarks.measuring import Row, fresh, in_turns, seconds
 from pfedla import kernels
 from pfedla.engine import FlatModel
 from pfedla.layers import LayerSpec
 from pfedla.models import LeNet
+from pfedla.pool import keep_freed_memory
 from pfedla.randomness import stream
 from pfedla.training import Samples, Task, Training, score
 
@@ -137,11 +140,26 @@ def score_in(ours: Ours, batch: int) -> None:
         float(functional.cross_entropy(logits, y, reduction="sum"))
 
 
+def epoch_in_new_process(keep: bool) -> float:
+    """Return the median CPU seconds of an epoch; called in a new process, which keeps freed memory or not."""
+    torch.set_num_threads(1)
+    if keep:
+        keep_freed_memory()
+    step, took = by_hand(), list[float]()
+    for _ in range(7):
+        start = time.process_time()
+        step()
+        took.append(time.process_time() - start)
+    return statistics.median(took[1:])
+
+
 def measure(quick: bool) -> list[Row]:
     """Return the milliseconds of each trick, without and with it, and their ratio."""
     before, repeats = torch.get_num_threads(), 1 if quick else 11
     torch.set_num_threads(1)
-    found = {}
+    memory = [[fresh(epoch_in_new_process, keep) for keep in (False, True)] for _ in range(1 if quick else 5)]
+    found = {"freed memory is kept, in a new process": tuple(map(statistics.median, zip(*memory, strict=True)))}
+    keep_freed_memory()  # from here on, as in a run
     for name, (without, with_it) in cases().items():
         took = in_turns({"without": without, "with": with_it}, repeats)
         found[name] = took["without"], took["with"]

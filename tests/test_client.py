@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any
 
@@ -45,15 +44,6 @@ def test_a_client_alone_with_its_data_is_that_client_of_the_fleet(algorithm: Alg
     same(model, fleet.personalize([client], sent, 3).by_client[client])
     scores = runtime.run(Job("evaluate", client, 3, kept, sent))
     assert scores == fleet.evaluate([client], sent, 3).by_client[client]
-
-
-def test_what_a_client_is_given_is_left_alone(algorithm: Algorithm[Any]) -> None:
-    made = setting(algorithm)
-    runtime, kept, sent = Runtime(made, data(1)), made.enroll(), download(made, [0])
-    before = copy.deepcopy((kept, sent.layers, sent.values))
-    for kind in ("train", "evaluate", "personalize"):
-        runtime.run(Job(kind, 0, 1, kept, sent))
-    same((kept, sent.layers, sent.values), before)
 
 
 def test_after_training_there_is_no_score_of_a_client_that_never_trained() -> None:

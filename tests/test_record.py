@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,13 +20,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn import functional
 
 import pfedla
-from pfedla import Experiment, FedAvg, PFedLA, PFedLAPeers, Result, RunRecord, Training
+from pfedla import Custom, Experiment, FedAvg, PFedLA, Result, RunRecord, Training
 from pfedla.algorithm import Algorithm
 from pfedla.algorithms.fedavg import SharedModel
 from pfedla.config import Tables
 from pfedla.errors import ConfigError, RunError
+from pfedla.experiment import federation_of
 from pfedla.rounds import Progress
 from tests.troubled import Faulty
 from tests.world import same, same_result
@@ -110,6 +112,19 @@ def test_a_configured_run_is_loaded_without_naming_its_model(tmp_path: Path) -> 
         same(loaded.model(name).state_dict(), result.model(name).state_dict())
 
 
+def test_a_run_is_loaded_where_its_method_and_objective_are_unknown(tmp_path: Path) -> None:
+    @dataclass(frozen=True)
+    class Elsewhere(FedAvg):
+        """A method of a script, say, that is not at hand where the run is loaded."""
+
+    experiment = replace(configured(tmp_path), algorithm=Elsewhere(), objective=Custom(functional.cross_entropy))
+    federation = federation_of(configured(tmp_path))
+    result = pfedla.run_experiment(experiment, tmp_path / "run", federation=federation)
+    loaded = pfedla.load(tmp_path / "run")
+    same_result(loaded, result)
+    same(loaded.model("b").state_dict(), result.model("b").state_dict())
+
+
 def test_layers_joined_from_python_are_loaded_so(tmp_path: Path) -> None:
     groups = {"body": ("0", "1"), "head": "4"}
     result = run(layers=groups, out=tmp_path / "run")
@@ -170,20 +185,6 @@ def test_a_client_that_is_not_there_is_refused() -> None:
             result.model(client)
     with pytest.raises(ConfigError, match="unknown client 'client-9': did you mean 'client-"):
         result.model("client-9")
-
-
-def test_weights_on_candidates_are_spread_over_everybody() -> None:
-    result = run(PFedLAPeers(peers=1))
-    alpha, candidates = result.diagnostics["alpha"], result.diagnostics["candidates"]
-    assert alpha.shape == (2, 3, 3, 2)
-    assert result.alpha is not None
-    assert result.alpha.shape == (2, 3, 3, 3)
-    expected = np.zeros((2, 3, 3, 3), np.float32)
-    for t, client, layer, column in np.ndindex(alpha.shape):
-        expected[t, client, layer, candidates[t, client, column]] = alpha[t, client, layer, column]
-    assert np.array_equal(result.alpha, expected)
-    assert result.final_alpha is not None
-    assert np.array_equal(result.final_alpha, expected[-1])
 
 
 # ---- diagnostics
@@ -319,31 +320,31 @@ def test_a_stopped_run_is_resumable_and_resuming_it_ends_it(tmp_path: Path) -> N
     experiment = configured(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         pfedla.run_experiment(experiment, tmp_path / "run", watch=stop(2))
-    record = RunRecord(tmp_path / "run")
-    assert record.state == "resumable"
-    assert not (record.path / "error.txt").exists()
+    path = tmp_path / "run"
+    assert RunRecord(path).state == "resumable"
+    assert not (path / "error.txt").exists()
     with pytest.raises(RunError, match="holds no complete run"):
-        pfedla.load(record.path)
-    same_result(pfedla.resume(record.path), pfedla.run_experiment(experiment))
-    assert record.state == "done"
+        pfedla.load(path)
+    same_result(pfedla.resume(path), pfedla.run_experiment(experiment))
+    assert RunRecord(path).state == "done"
 
 
 def test_a_failed_run_says_why_until_it_is_resumed(tmp_path: Path) -> None:
     experiment = configured(tmp_path, algorithm={"name": "tests.troubled:Faulty"})
     with pytest.raises(RunError, match="client 1 failed in round 2"):
         pfedla.run_experiment(experiment, tmp_path / "run")
-    record = RunRecord(tmp_path / "run")
-    assert record.state == "failed"
-    text = (record.path / "error.txt").read_text()
+    path = tmp_path / "run"
+    assert RunRecord(path).state == "failed"
+    text = (path / "error.txt").read_text()
     assert "client 1 failed in round 2" in text
     assert "ZeroDivisionError: a mistake" in text
-    again = RunRecord.resume(record.path)
-    assert record.state == "running"
+    again = RunRecord.resume(path)
+    assert RunRecord(path).state == "running"
     again.fail(MemoryError())
-    assert (record.path / "error.txt").read_text() == "MemoryError\n"
-    RunRecord.resume(record.path).fail(KeyboardInterrupt())
-    assert not (record.path / "error.txt").exists()
-    assert record.state == "resumable"
+    assert (path / "error.txt").read_text() == "MemoryError\n"
+    RunRecord.resume(path).fail(KeyboardInterrupt())
+    assert not (path / "error.txt").exists()
+    assert RunRecord(path).state == "resumable"
 
 
 def test_whatever_ends_a_run_lets_others_write(tmp_path: Path) -> None:

@@ -26,13 +26,15 @@ CONTENDERS: dict[str, Callable[..., Any]] = {
     "by wire": WireFleet,
 }
 
+slow = partial(pytest.param, marks=pytest.mark.slow)  # each is quick, but there are many: one for each method
+
 
 @cache
 def in_process(algorithm: Algorithm[Any], rounds: int) -> Outcome:
     return outcome_of(algorithm, rounds=rounds)
 
 
-@pytest.mark.parametrize("contender", CONTENDERS)
+@pytest.mark.parametrize("contender", [slow("1 workers"), "2 workers", slow("3 workers"), "by wire"])
 def test_the_number_of_workers_changes_nothing(contender: str, algorithm: Algorithm[Any]) -> None:
     same_outcome(outcome_of(algorithm, rounds=3, fleet=CONTENDERS[contender]), in_process(algorithm, 3))
 
@@ -64,7 +66,7 @@ def lines(record: RunRecord) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (record.path / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize(("stops", "every"), [((3,), None), ((2, 5), None), ((5,), 2)])
+@pytest.mark.parametrize(("stops", "every"), [slow((3,), None), slow((2, 5), None), ((5,), 2)])
 def test_a_run_interrupted_and_resumed_is_as_if_it_had_never_stopped(
     stops: tuple[int, ...], every: int | None, algorithm: Algorithm[Any], tmp_path: Path
 ) -> None:

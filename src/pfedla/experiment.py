@@ -15,7 +15,7 @@ from torch import nn
 
 from pfedla.algorithm import Algorithm
 from pfedla.client import Setting
-from pfedla.config import Experiment, Machine, algorithm_name
+from pfedla.config import Experiment, Machine, algorithm_name, read_tables
 from pfedla.data.federation import Client, Data, Federation, federate, own_data
 from pfedla.errors import ConfigError, RunError
 from pfedla.fleet import SimulatedFleet
@@ -99,9 +99,10 @@ def load(path: Path | str, model: Callable[[], nn.Module] | nn.Module | None = N
     if model is not None:
         template, groups = _first_model(model, 0), facts.get("layers")
     elif facts.get("model") != PYTHON:
-        experiment = experiment_of(record)
+        tables = read_tables(record.config)  # a method or an objective may have come from where we are not
+        experiment = Experiment.from_tables({name: tables[name] for name in ("model", "schedule") if name in tables})
         template, groups = _template(experiment, tuple(facts["shape"]), facts["outputs"]), experiment.model.layers
-    spec = LayerSpec.of(template, groups) if template else None
+    spec = LayerSpec.of(template, groups) if template is not None else None
 
     def models() -> Any:
         return record.models(template, spec) if template is not None and spec is not None else {}

@@ -51,10 +51,10 @@ class Fleet(Protocol):
         """Return clients' personalized models, one row each. Reads and never writes."""
 
     def snapshot(self) -> Any:
-        """Return what the fleet itself holds of the clients between rounds, nested tensors, to be checkpointed."""
+        """Return what the fleet itself holds of the clients, nested tensors, as it is until the next `commit`."""
 
     def restore(self, snapshot: Any) -> None:
-        """Go back to a snapshot."""
+        """Go back to a snapshot, which is the fleet's from then on."""
 
     def close(self) -> None:
         """End it."""

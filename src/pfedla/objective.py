@@ -51,12 +51,12 @@ class Objective(ABC):
         try:
             few = targets[: len(outputs)]
             loss: object = self.loss(outputs, few)
+            if not isinstance(loss, Tensor) or loss.dim():
+                what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+                raise ModelError(f"the loss of a batch must be a tensor of one value, not {what}")
             metrics = {name: float(above) + float(below) for name, (above, below) in self.measure(outputs, few).items()}
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             raise ModelError(f"{self.name} cannot compare {_shapes(outputs, targets)}: {error}") from error
-        if not isinstance(loss, Tensor) or loss.dim():
-            what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise ModelError(f"the loss of a batch must be a tensor of one value, not {what}")
         if missing := {self.headline, "loss"} - metrics.keys():
             raise ModelError(f"{self.name} must measure {' and '.join(sorted(missing))}, not only {', '.join(metrics)}")
 

@@ -7,6 +7,7 @@ that dies is replaced and its job done again; a client whose job kills two worke
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import multiprocessing
 import os
@@ -29,7 +30,17 @@ from pfedla.errors import ConfigError, RunError
 from pfedla.training import ClientData
 from pfedla.tree import convert, flatten
 
-__all__ = ["DEPTH", "InProcess", "Pool", "Processes", "Worker", "assign", "available_cores", "local_pool"]
+__all__ = [
+    "DEPTH",
+    "InProcess",
+    "Pool",
+    "Processes",
+    "Worker",
+    "assign",
+    "available_cores",
+    "keep_freed_memory",
+    "local_pool",
+]
 
 START_METHOD = "fork" if sys.platform == "linux" else "spawn"  # forked workers know functions made on the fly
 DEPTH = 2  # jobs at most that one worker has: that being done, and the next
@@ -93,6 +104,7 @@ class InProcess:
     """Does the jobs here, one after the other: for debugging, and on a GPU."""
 
     def __init__(self, setting: Setting, data: Mapping[int, ClientData]) -> None:
+        keep_freed_memory()
         self._runtime = Runtime(setting, data)
 
     def run(self, jobs: Iterable[Job]) -> Iterator[tuple[int, Any]]:
@@ -118,6 +130,8 @@ class Processes:
 
     def run(self, jobs: Iterable[Job]) -> Iterator[tuple[int, Any]]:
         """Do all jobs."""
+        if not self._workers:
+            raise RunError("the pool is closed")
         for worker in self._workers:
             worker.drain()
         waiting = deque(jobs)
@@ -286,6 +300,19 @@ def _serve(channel: _Channel, setting: Setting, data: Mapping[int, ClientData], 
         except (EOFError, OSError):
             return
         channel.send(runtime.answer(job))
+
+
+def keep_freed_memory() -> None:
+    """Have glibc keep what is freed: activations come and go with every batch.
+
+    A new process otherwise returns blocks of megabytes to the system at once, and pays for thousands of page faults in
+    every epoch. Forked workers inherit thresholds that glibc has raised already.
+    """
+    trim_threshold, mmap_threshold = -1, -3  # from malloc.h
+    with suppress(OSError, AttributeError):
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(trim_threshold, 2**30)
+        libc.mallopt(mmap_threshold, 2**25)  # the largest that glibc takes
 
 
 def _aligned(size: int) -> int:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pfedla.client import Job, Runtime, Setting
 from pfedla.errors import ConfigError, RunError
-from pfedla.pool import assign
+from pfedla.pool import assign, keep_freed_memory
 from pfedla.training import ClientData, Samples
 from pfedla.tree import convert
 
@@ -87,6 +87,8 @@ class Actors:
 
     def run(self, jobs: Iterable[Job]) -> Iterator[tuple[int, Any]]:
         """Do all jobs."""
+        if not self._workers:
+            raise RunError("the pool is closed")
         for worker in self._workers:
             worker.jobs.clear()  # of a call that was broken off; what is under way is thrown away
         waiting, deaths = deque(jobs), Counter[int | None]()
@@ -200,6 +202,7 @@ class _Player:
 
     def __init__(self, setting: Setting, data: dict[int, list[tuple[np.ndarray, np.ndarray, bool]]]) -> None:
         torch.set_num_threads(1)
+        keep_freed_memory()
         samples = {client: ClientData(*(Samples.of_parts(*part) for part in parts)) for client, parts in data.items()}
         self._runtime = Runtime(setting, samples)
 
