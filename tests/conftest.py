@@ -17,7 +17,10 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture(params=world.METHODS)
+QUICK = ("fedavg", "fedper", "fedfomo", "pfedla", "heurpfedla", "pfedla-peers")  # one of each kind
+
+
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in world.METHODS])
 def algorithm(request: pytest.FixtureRequest) -> Algorithm[Any]:
-    """Every method."""
+    """Every method; most of them only where slow tests run, too."""
     return world.METHODS[request.param]()

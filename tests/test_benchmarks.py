@@ -17,6 +17,7 @@ from pfedla.models import LeNet
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", command.USUAL)
 def test_a_benchmark_writes_and_prints_lines_with_the_same_columns(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -102,6 +103,7 @@ def test_tables_of_a_page_are_replaced_by_name(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_growth_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = [scale.measure(60, how, 1, "", "fashion-mnist-10k") for how in (scale.FEW, scale.EXACT)]
     few, exact = found

@@ -71,6 +71,7 @@ def test_scores_are_those_of_the_client_asked(workers: int) -> None:
     assert len(set(loss.values())) == 4
 
 
+@pytest.mark.slow
 def test_a_fleet_goes_back_to_a_snapshot_to_the_bit(algorithm: Algorithm[Any]) -> None:
     made, ids = setting(algorithm), [0, 2, 3]
     fleet, server = fleet_of(made, data(4)), server_of(made, 4)

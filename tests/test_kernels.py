@@ -32,6 +32,7 @@ def _level_of(value: str) -> str:
     return run.stdout.strip() or run.stderr.strip().splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_the_environment_chooses_them() -> None:
     assert _level_of("off") == "off"
     assert _level_of("auto") == (*kernels.available(), "off")[0]

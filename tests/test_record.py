@@ -83,6 +83,7 @@ def files(path: Path) -> set[str]:
 # ---- what is written is read
 
 
+@pytest.mark.slow
 def test_a_run_is_loaded_as_it_ended(algorithm: Algorithm[Any], tmp_path: Path) -> None:
     result = run(algorithm, out=tmp_path / "run")
     loaded = pfedla.load(tmp_path / "run", model=make)

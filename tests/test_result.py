@@ -15,7 +15,7 @@ import pfedla
 from pfedla.algorithm import Algorithm
 from pfedla.algorithms import FedAvg, Local, PFedLA, PFedLAPeers
 from pfedla.errors import ConfigError
-from pfedla.record import Result
+from pfedla.result import Result
 from pfedla.rounds import evaluate
 from pfedla.training import Samples, Training
 from tests.world import data, net

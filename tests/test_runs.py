@@ -34,6 +34,7 @@ def in_process(algorithm: Algorithm[Any], rounds: int) -> Outcome:
     return outcome_of(algorithm, rounds=rounds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("contender", [slow("1 workers"), "2 workers", slow("3 workers"), "by wire"])
 def test_the_number_of_workers_changes_nothing(contender: str, algorithm: Algorithm[Any]) -> None:
     same_outcome(outcome_of(algorithm, rounds=3, fleet=CONTENDERS[contender]), in_process(algorithm, 3))
@@ -66,6 +67,7 @@ def lines(record: RunRecord) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (record.path / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stops", "every"), [slow((3,), None), slow((2, 5), None), ((5,), 2)])
 def test_a_run_interrupted_and_resumed_is_as_if_it_had_never_stopped(
     stops: tuple[int, ...], every: int | None, algorithm: Algorithm[Any], tmp_path: Path

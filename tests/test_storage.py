@@ -99,6 +99,7 @@ def test_a_state_on_disk_is_restored_in_place(tmp_path: Path) -> None:
 # ---- whole runs
 
 
+@pytest.mark.slow
 def test_a_run_on_disk_is_a_run_in_memory(algorithm: Algorithm[Any], tmp_path: Path) -> None:
     record = RunRecord.create(tmp_path / "run", "", {})
     with mapped(record.path):

@@ -21,7 +21,8 @@ from pfedla.layers import Layers, LayerSpec
 from pfedla.ledger import Ledger
 from pfedla.pool import local_pool
 from pfedla.randomness import stream
-from pfedla.record import Result, RunRecord
+from pfedla.record import RunRecord
+from pfedla.result import Result
 from pfedla.rounds import Outcome, Schedule, Server, Watch, run, run_round
 from pfedla.training import ClientData, Samples, Task, Training
 from pfedla.tree import flatten

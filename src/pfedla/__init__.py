@@ -42,7 +42,8 @@ from pfedla.errors import PfedlaError
 from pfedla.experiment import load, resume, run, run_experiment
 from pfedla.layers import Layers, LayerSpec
 from pfedla.objective import Binary, Classification, Custom, MultiLabel, Objective, PerPosition, Regression
-from pfedla.record import Result, RunRecord
+from pfedla.record import RunRecord
+from pfedla.result import Result
 from pfedla.rounds import Progress
 from pfedla.training import Task, Training
 from pfedla.version import __version__

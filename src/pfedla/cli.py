@@ -30,11 +30,12 @@ from pfedla.errors import ConfigError, PfedlaError
 from pfedla.experiment import experiment_of, federation_of, run_experiment
 from pfedla.experiment import resume as resume_run
 from pfedla.models import MODELS
-from pfedla.record import Result, RunRecord
+from pfedla.record import RunRecord
 from pfedla.report.federation import draw_federation, federation_table
 from pfedla.report.live import Live
 from pfedla.report.tables import VALUES, comparison_table, overview
 from pfedla.report.weights import draw_result
+from pfedla.result import Result
 from pfedla.version import __version__
 
 __all__ = ["cli", "main"]

@@ -11,7 +11,8 @@ from pfedla.config import Experiment, Tables, merge, parse_value
 from pfedla.data.federation import Federation
 from pfedla.errors import ConfigError, ModelError, PfedlaError, RunError
 from pfedla.experiment import federation_of, prepare, resume, run_experiment
-from pfedla.record import Result, RunRecord
+from pfedla.record import RunRecord
+from pfedla.result import Result
 from pfedla.rounds import Watch
 
 __all__ = ["COMPARISON", "Variant", "compare", "parse_variant", "read_comparison"]

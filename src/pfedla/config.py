@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import tomli_w
 
@@ -42,6 +42,7 @@ __all__ = [
 log = logging.getLogger("pfedla")
 
 Tables = dict[str, dict[str, Any]]
+T = TypeVar("T")
 
 DEFAULT_NAMES = {"algorithm": "pfedla", "split": "non-iid-1", "objective": "classification"}
 MOVED = {  # settings of earlier versions -> where they are now
@@ -105,10 +106,10 @@ class Experiment:
             if name not in names:
                 raise unknown_name("section", name, names)
         parts: dict[str, Any] = {kind.section: build(kind, tables.get(kind.section, {})) for kind in plain}
-        for name, find in (("algorithm", _algorithm_class), ("split", _split_class)):
+        for name, find in (("algorithm", _algorithm_class), ("split", _split_class), ("objective", _objective_class)):
             table = dict(tables.get(name, {}))
             parts[name] = build(find(table.pop("name", DEFAULT_NAMES[name])), table)
-        return cls(objective=_objective(tables.get("objective", {})), **parts)
+        return cls(**parts)
 
     @classmethod
     def load(cls, path: Path | str, changes: Tables | None = None) -> Experiment:
@@ -125,7 +126,7 @@ class Experiment:
             tables[part.name] = {name: setting for name, setting in found.items() if setting is not None}
         tables["algorithm"] = {"name": algorithm_name(self.algorithm), **tables["algorithm"]}
         tables["split"] = {"name": self.split.name, **tables["split"]}
-        tables["objective"] = {"name": self.objective.name}
+        tables["objective"] = {"name": self.objective.name, **tables["objective"]}
         return tables
 
     def decisive(self) -> Tables:
@@ -232,35 +233,24 @@ def _plain(value: Any) -> Any:
 
 
 def _algorithm_class(name: str) -> type[Algorithm[Any]]:
-    if ":" in str(name):
-        found = import_object(name, "algorithm.name")
-        if not (isinstance(found, type) and issubclass(found, Algorithm) and dataclasses.is_dataclass(found)):
-            raise ConfigError(f"algorithm.name = {name!r} is not a dataclass derived from pfedla.Algorithm")
-        return found
-    if str(name) not in ALGORITHMS:
-        raise unknown_name("algorithm", str(name), ALGORITHMS)
-    return ALGORITHMS[name]
+    return _class_of(name, "algorithm", ALGORITHMS, Algorithm)
 
 
 def _split_class(name: str) -> type[Split]:
-    if str(name) not in SPLITS:
-        raise unknown_name("split", str(name), SPLITS)
-    return SPLITS[name]
+    return _class_of(name, "split", SPLITS, Split)
 
 
-def _objective(table: Mapping[str, Any]) -> Objective:
-    if unknown := [key for key in table if key != "name"]:
-        raise unknown_name("setting", f"objective.{unknown[0]}", ["objective.name"])
-    name = table.get("name", DEFAULT_NAMES["objective"])
+def _objective_class(name: str) -> type[Objective]:
+    return _class_of(name, "objective", OBJECTIVES, Objective)
+
+
+def _class_of(name: str, section: str, known: Mapping[str, type[T]], base: type) -> type[T]:
+    """Return the class of a short name, or of `package.module:Class`."""
     if ":" in str(name):
-        try:
-            found = import_object(name, "objective.name")()
-        except TypeError as error:
-            raise ConfigError(f"objective.name = {name!r} must be called without arguments: {error}") from None
-        if not isinstance(found, Objective):
-            raise ConfigError(f"objective.name = {name!r} returned {type(found).__name__}, not a pfedla.Objective")
-        object.__setattr__(found, "origin", name)
-        return found
-    if str(name) not in OBJECTIVES:
-        raise unknown_name("objective", str(name), OBJECTIVES)
-    return OBJECTIVES[name]()
+        found: Any = import_object(name, f"{section}.name")
+        if not (isinstance(found, type) and issubclass(found, base) and dataclasses.is_dataclass(found)):
+            raise ConfigError(f"{section}.name = {name!r} is not a dataclass derived from pfedla.{base.__name__}")
+        return found  # type: ignore[return-value]
+    if str(name) not in known:
+        raise unknown_name(section, str(name), known)
+    return known[name]

@@ -31,6 +31,8 @@ class RunError(PfedlaError):
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Return a hint naming the valid name closest to `name`, or listing all if none is close."""
     valid = sorted(valid)
+    if not valid:
+        return "there is nothing to set"
     close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(valid)}"
 

@@ -23,7 +23,8 @@ from pfedla.layers import Groups, LayerSpec
 from pfedla.models import Model, check_model, make_model, seeded
 from pfedla.objective import Classification, Objective
 from pfedla.pool import Pool, local_pool
-from pfedla.record import Result, RunRecord
+from pfedla.record import RunRecord
+from pfedla.result import Result
 from pfedla.rounds import Outcome, Schedule, Watch, participants
 from pfedla.rounds import run as run_rounds
 from pfedla.storage import mapped
@@ -104,11 +105,12 @@ def load(path: Path | str, model: Callable[[], nn.Module] | nn.Module | None = N
         template, groups = _template(experiment, tuple(facts["shape"]), facts["outputs"]), experiment.model.layers
     spec = LayerSpec.of(template, groups) if template is not None else None
 
+    names = tuple(facts["names"])
+
     def models() -> Any:
-        return record.models(template, spec) if template is not None and spec is not None else {}
+        return record.models(template, spec, len(names)) if template is not None and spec is not None else {}
 
     diagnostics = {name: values for name, values in record.diagnostics().items() if name != "layers"}
-    names = tuple(facts["names"])
     return Result(record.summary(), record.history(), diagnostics, record.ledger(), names, template, spec, models)
 
 
@@ -132,6 +134,7 @@ def run(
     fleet: Literal["local", "ray"] = "local",
     out: Path | str | None = None,
     overwrite: bool = False,
+    resume: bool = False,
     watch: Watch | None = None,
 ) -> Result:
     """Run a federation on your own data and model.
@@ -178,6 +181,8 @@ def run(
         A folder for the run's record, which `pfedla.load` reads; none by default.
     overwrite
         Replace the run that `out` holds.
+    resume
+        Resume the unfinished run that `out` holds, which was started with the same arguments.
     watch
         Called after every round with a `pfedla.Progress`.
 
@@ -204,7 +209,14 @@ def run(
     )
     template = _first_model(model, seed)
     setting = _setting(experiment, template, LayerSpec.of(template, layers), federation)
-    record = _create(out, experiment, federation, overwrite, layers) if out else None
+    record = None
+    if out is not None and resume:
+        record = RunRecord.resume(out)
+        if read_tables(record.config) | {"machine": {}} != experiment.decisive() | {"machine": {}}:
+            record.release()
+            raise RunError(f"{out} holds a run with other settings: resume it with its own")
+    elif out is not None:
+        record = _create(out, experiment, federation, overwrite, layers)
     return _run(setting, experiment, federation, record, watch)
 
 
@@ -251,7 +263,8 @@ def experiment_of(record: RunRecord, changes: dict[str, dict[str, Any]] | None =
     """Return the configuration of a run; refuse one that came from Python."""
     if record.facts().get("model") == PYTHON:
         raise RunError(
-            f"the run in {record.path} was started from Python, with a model and data of its own: run it again"
+            f"the run in {record.path} was started from Python, with a model and data of its own: "
+            "pfedla.run(..., out=path, resume=True) resumes it"
         )
     return Experiment.load(record.config, changes)
 

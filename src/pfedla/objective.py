@@ -9,30 +9,31 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from torch import Tensor
 from torch.nn import functional
 
 from pfedla.errors import ModelError
+from pfedla.settings import RESOLVED, Settings
 
 __all__ = ["OBJECTIVES", "Binary", "Classification", "Custom", "MultiLabel", "Objective", "PerPosition", "Regression"]
 
 Ratios = dict[str, tuple[Tensor | float, Tensor | float]]  # {metric: (sum, what it is divided by)}
 
 
-class Objective(ABC):
+class Objective(Settings, ABC):
     """How a batch's loss is computed, what is measured, and which metric is the headline.
 
     `loss` is always measured; `percent` metrics are fractions that tables show as percentages.
     """
 
+    section: ClassVar[str] = "objective"
     headline: str = "loss"
     higher_is_better: bool = False
     percent: bool = False
     by_class: bool = False  # targets are labels of classes, one per sample, which can be counted
-    origin: ClassVar[str] = ""  # where configuration found it
 
     @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -62,10 +63,10 @@ class Objective(ABC):
 
     @property
     def name(self) -> str:
-        """The name by which configuration knows it: a short one, or `package.module:Class` (or what made it)."""
+        """The name by which configuration knows it: a short one, or `package.module:Class`."""
         kind = type(self)
         known = {cls: name for name, cls in OBJECTIVES.items()}
-        return self.origin or known.get(kind, f"{kind.__module__}:{kind.__qualname__}")
+        return known.get(kind, f"{kind.__module__}:{kind.__qualname__}")
 
 
 @dataclass(frozen=True)
@@ -204,19 +205,20 @@ class PerPosition(Objective):
 class Custom(Objective):
     """Any pair of functions of outputs and targets that return a batch's mean: a loss, and a metric to go by.
 
-    ::
+    Over several batches a metric is the mean of theirs, weighted by their samples. ::
 
-        Custom(functional.l1_loss, r_squared, "r2", higher_is_better=True)
+        Custom(functional.huber_loss, functional.l1_loss, "mae")
     """
 
-    loss_function: Callable[[Tensor, Tensor], Tensor]
-    metric: Callable[[Tensor, Tensor], Tensor | float] | None = None  # the loss itself if there is none
+    loss_function: Callable[[Tensor, Tensor], Tensor] = field(metadata=RESOLVED)  # which no file can hold
+    metric: Callable[[Tensor, Tensor], Tensor | float] | None = field(default=None, metadata=RESOLVED)
     headline: str = "loss"
     higher_is_better: bool = False
     percent: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a metric without a name."""
+        super().__post_init__()
         if (self.metric is None) != (self.headline == "loss"):
             raise ModelError(f"a metric needs a name other than 'loss', and a name a metric: {self.headline!r}")
 

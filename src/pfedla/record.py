@@ -1,4 +1,4 @@
-"""What a run leaves on disk, with one writer and one reader; and a run's result.
+"""What a run leaves on disk, with one writer and one reader.
 
 ======================  ==========================================================================
 config.toml             the complete configuration; `pfedla run config.toml` repeats the run
@@ -17,15 +17,12 @@ error.txt               why the run failed
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import shutil
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -36,9 +33,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from pfedla import tensorfile, tree
-from pfedla.errors import ConfigError, RunError, unknown_name
+from pfedla.errors import RunError
 from pfedla.layers import Layers, LayerSpec
 from pfedla.ledger import Ledger
+from pfedla.result import Result
 
 fcntl: Any
 try:
@@ -46,7 +44,7 @@ try:
 except ImportError:  # not on Windows: there is no lock, and no run is seen to be under way
     fcntl = None
 
-__all__ = ["LAYERS", "ROUND", "Result", "RunRecord", "Snapshot"]
+__all__ = ["LAYERS", "ROUND", "RunRecord", "Snapshot"]
 
 CONFIG, FACTS, METRICS, SUMMARY = "config.toml", "run.json", "metrics.jsonl", "summary.json"
 LEDGER, DIAGNOSTICS, CHECKPOINT, ERROR = "ledger.npz", "diagnostics.npz", "checkpoint.safetensors", "error.txt"
@@ -66,77 +64,6 @@ class Snapshot(NamedTuple):
     history: list[dict[str, Any]]
     diagnostics: dict[int, dict[str, np.ndarray]]
     seconds: float
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a run measured, and the personalized models. `pfedla.run` returns it, and `pfedla.load` reads it."""
-
-    summary: dict[str, Any]
-    history: list[dict[str, Any]]  # one record for each evaluated round
-    diagnostics: dict[str, np.ndarray]  # of the method, over the rounds of `diagnostics["round"]`
-    ledger: Ledger
-    names: tuple[str, ...]  # of the clients
-    template: nn.Module | None  # None if it was read without its model
-    spec: LayerSpec | None
-    models: Callable[[], Layers]
-
-    @cached_property
-    def personalized(self) -> Layers:
-        """All personalized models, `{entry: (clients, values)}`; empty if they were not kept."""
-        return self.models()
-
-    @cached_property
-    def alpha(self) -> np.ndarray | None:
-        """The aggregation weights, `(rounds, clients, layers, clients)`; None for methods without."""
-        return self._weights(slice(None))
-
-    @property
-    def final_alpha(self) -> np.ndarray | None:
-        """The aggregation weights at the end, `(clients, layers, clients)`; None for methods without."""
-        return self._weights(-1)
-
-    def _weights(self, index: int | slice) -> np.ndarray | None:
-        """Return the weights of some records; those on candidates spread over everybody, 0 elsewhere."""
-        if "alpha" not in self.diagnostics:
-            return None
-        alpha: np.ndarray = self.diagnostics["alpha"][index]
-        if "candidates" not in self.diagnostics:
-            return alpha
-        candidates = self.diagnostics["candidates"][index]
-        everybody = np.zeros((*alpha.shape[:-1], alpha.shape[-3]), alpha.dtype)
-        np.put_along_axis(everybody, np.broadcast_to(candidates[..., :, None, :], alpha.shape), alpha, axis=-1)
-        return everybody
-
-    def model(self, client: int | str) -> nn.Module:
-        """Return a client's personalized model, by number or name: a torch module in evaluation mode, ready to use."""
-        if isinstance(client, str):
-            if client not in self.names:
-                raise unknown_name("client", client, self.names)
-            client = self.names.index(client)
-        if not 0 <= client < len(self.names):
-            raise ConfigError(f"there is no client {client}: clients are numbered from 0 to {len(self.names) - 1}")
-        if self.template is None or self.spec is None:
-            raise ConfigError("this run's model came from Python: name it, pfedla.load(path, model=...)")
-        if not self.personalized:
-            raise ConfigError("the models were not kept: set machine.keep_models to true")
-        return self.spec.build(self.template, self.personalized, client)
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return every client's metrics in every evaluated round as plain rows, for a data frame."""
-        return [
-            {"round": record["round"], "client": name, **{key: x[i] for key, x in record["clients"].items()}}
-            for record in self.history
-            for i, name in enumerate(self.names)
-        ]
-
-    def to_frame(self) -> Any:
-        """Return `rows` as a pandas data frame; pandas must be installed."""
-        try:
-            pandas = importlib.import_module("pandas")
-        except ImportError as error:
-            raise ConfigError("a data frame needs pandas: install it, or use result.rows()") from error
-        return pandas.DataFrame(self.rows())
 
 
 class RunRecord:
@@ -253,7 +180,7 @@ class RunRecord:
         if result.diagnostics:
             _save(self.path / DIAGNOSTICS, {LAYERS: ledger["layers"], **result.diagnostics})
         (self.path / MODELS).mkdir(exist_ok=True)
-        for client in range(len(result.names)) if result.personalized else ():
+        for client in result.with_models:
             contiguous = {key: tensor.contiguous() for key, tensor in result.model(client).state_dict().items()}
             save_file(contiguous, self._model(client))
         _write(self.path / SUMMARY, json.dumps(result.summary, indent=2) + "\n")
@@ -339,16 +266,19 @@ class RunRecord:
         """Return the method's diagnostics over the rounds, and the layers' names; empty if it has none."""
         return self._arrays(DIAGNOSTICS) if (self.path / DIAGNOSTICS).exists() else {}
 
-    def models(self, template: nn.Module, spec: LayerSpec) -> Layers:
-        """Return all personalized models that were kept, `{entry: (clients, values)}`."""
-        rows: list[Layers] = []
-        while (path := self._model(len(rows))).exists():
-            try:
-                template.load_state_dict(load_file(path))
-            except (SafetensorError, OSError, RuntimeError) as error:
-                raise RunError(f"cannot read {path} into the model: {error}") from error
-            rows.append(spec.read(template))
-        return {key: torch.cat([row[key] for row in rows]) for key in rows[0]} if rows else {}
+    def models(self, template: nn.Module, spec: LayerSpec, n: int) -> Layers:
+        """Return the personalized models that were kept, `{entry: (clients, values)}`; NaN where there is none."""
+        personalized: Layers = {}
+        for client in range(n):
+            if (path := self._model(client)).exists():
+                try:
+                    template.load_state_dict(load_file(path))
+                except (SafetensorError, OSError, RuntimeError) as error:
+                    raise RunError(f"cannot read {path} into the model: {error}") from error
+                for key, row in spec.read(template).items():
+                    blank = torch.nan if row.is_floating_point() else 0
+                    personalized.setdefault(key, torch.full((n, row.shape[1]), blank, dtype=row.dtype))[client] = row[0]
+        return personalized
 
     def _model(self, client: int) -> Path:
         return self.path / MODELS / f"{client}.safetensors"

@@ -84,9 +84,12 @@ def build(kind: type[T], table: Mapping[str, Any]) -> T:
     names = names_of(kind)
     for key in table:
         if key not in names:
-            of = f" (of {kind.__name__})" if kind.section in ("algorithm", "split") else ""
+            of = f" (of {kind.__name__})" if kind.section in ("algorithm", "split", "objective") else ""
             raise unknown_name(f"setting{of}", f"{kind.section}.{key}", [f"{kind.section}.{name}" for name in names])
-    return kind(**table)
+    try:
+        return kind(**table)
+    except TypeError as error:
+        raise ConfigError(f"{kind.section}: {kind.__name__} cannot be made from a table: {error}") from None
 
 
 @cache

@@ -28,7 +28,7 @@ from pfedla.algorithms.pfedla_peers import (
 from pfedla.layers import Layers
 from pfedla.ledger import Ledger
 from pfedla.optimizer import Rows, TrainState
-from pfedla.record import Result
+from pfedla.result import Result
 from pfedla.training import Training
 from pfedla.tree import flatten
 from pfedla.wire import Payload

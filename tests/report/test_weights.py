@@ -7,8 +7,8 @@ import pytest
 from matplotlib.image import imread
 
 from pfedla.ledger import Ledger
-from pfedla.record import Result
 from pfedla.report.weights import draw_result, draw_weights
+from pfedla.result import Result
 
 
 def weights(clients: int, layers: int) -> np.ndarray:

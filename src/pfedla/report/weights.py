@@ -10,7 +10,7 @@ from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from pfedla.record import Result
+from pfedla.result import Result
 
 __all__ = ["draw_result", "draw_weights"]
 
