@@ -181,7 +181,7 @@ def test_what_is_no_objective_is_refused(wrong: Any) -> None:
         ({"participants": 0}, r"schedule\.participants = 0 must be at least 1"),
         ({"eval_every": 0}, r"schedule\.eval_every = 0 must be at least 1"),
         ({"seed": 1.5}, r"schedule\.seed = 1\.5 must be a whole number"),
-        ({"train_fraction": 1}, r"client-0: data\.train_fraction must be between 0 and 1, not 1"),
+        ({"train_fraction": 1}, r"data\.train_fraction = 1\.0 must be above 0 and below 1"),
         ({"workers": -1}, r"machine\.workers = -1 must be at least 0"),
         ({"storage": "disc"}, r"machine\.storage = 'disc': choose one of memory, disk"),
         ({"fleet": "slurm"}, r"machine\.fleet = 'slurm': choose one of local, ray"),

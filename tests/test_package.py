@@ -45,11 +45,12 @@ def re_exported(name: str) -> set[str]:
     if not path.exists():
         return set()
     return {
-        alias.asname or alias.name
+        name
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith(f"{name}.")
         for alias in node.names
-        if alias.name == "__version__" or not alias.name.startswith("_")
+        for name in (module(str(node.module)).__all__ if alias.name == "*" else [alias.asname or alias.name])
+        if name == "__version__" or not name.startswith("_")
     }
 
 

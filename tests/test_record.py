@@ -533,13 +533,34 @@ def test_a_folder_without_a_run_cannot_be_resumed(tmp_path: Path) -> None:
             pfedla.load(path)
 
 
-def test_a_run_from_python_cannot_be_resumed(tmp_path: Path) -> None:
+def test_a_run_from_python_is_resumed_from_python(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(out=tmp_path / "run", watch=stop(1))
     for _ in range(2):  # the refusal leaves nothing behind
-        with pytest.raises(RunError, match="was started from Python, with a model and data of its own: run it again"):
+        with pytest.raises(RunError, match=r"was started from Python.*pfedla\.run\(\.\.\., out=path, resume=True\)"):
             pfedla.resume(tmp_path / "run")
+        with pytest.raises(RunError, match="holds a run with other settings"):
+            run(out=tmp_path / "run", resume=True, seed=4)
     assert RunRecord(tmp_path / "run").state == "resumable"
+    same_result(run(out=tmp_path / "run", resume=True), run())
+    assert RunRecord(tmp_path / "run").state == "done"
+    with pytest.raises(RunError, match="is complete"):
+        run(out=tmp_path / "run", resume=True)
+
+
+def test_a_client_that_did_not_answer_at_the_end_has_no_model(tmp_path: Path) -> None:
+    whole = run()
+    personalized = {key: rows.clone() for key, rows in whole.personalized.items()}
+    for rows in personalized.values():
+        rows[1] = torch.nan
+    part = replace(whole, models=lambda: personalized)
+    record = RunRecord.create(tmp_path, "", {"names": list(whole.names), "shape": [4], "outputs": 3, "model": "python"})
+    record.finish(part)
+    for result in (part, pfedla.load(tmp_path, model=make)):
+        assert result.with_models == [0, 2]
+        same(dict(result.model(2).state_dict()), dict(whole.model(2).state_dict()))
+        with pytest.raises(RunError, match="client-1 did not answer at the end"):
+            result.model("client-1")
 
 
 # ---- damage

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import re
 import sys
@@ -19,7 +20,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from pfedla import kernels
-from pfedla.algorithms import ALGORITHMS, describe
+from pfedla.algorithms import ALGORITHMS
 from pfedla.comparison import COMPARISON, parse_variant, read_comparison
 from pfedla.comparison import compare as compare_variants
 from pfedla.config import Experiment, Tables, algorithm_name, merge, parse_assignments, read_tables
@@ -292,7 +293,7 @@ def algorithms() -> None:
     """List the methods."""
     table = Table("name", "what it does", box=None, header_style="bold")
     for name, kind in ALGORITHMS.items():
-        table.add_row(name, describe(kind).partition(": ")[2])
+        table.add_row(name, (inspect.getdoc(kind) or "").partition("\n")[0].partition(": ")[2])
     _say(table)
 
 

@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import tomli_w
 
@@ -42,9 +42,13 @@ __all__ = [
 log = logging.getLogger("pfedla")
 
 Tables = dict[str, dict[str, Any]]
-T = TypeVar("T")
 
 DEFAULT_NAMES = {"algorithm": "pfedla", "split": "non-iid-1", "objective": "classification"}
+CHOICES: dict[str, tuple[Mapping[str, type[Settings]], type]] = {  # sections whose class is chosen by name
+    "algorithm": (ALGORITHMS, Algorithm),
+    "split": (SPLITS, Split),
+    "objective": (OBJECTIVES, Objective),
+}
 MOVED = {  # settings of earlier versions -> where they are now
     **{f"run.{name}": f"schedule.{name}" for name in ("seed", "rounds", "participants", "eval_every")},
     **{f"run.{name}": f"machine.{name}" for name in ("workers", "device", "storage", "keep_models", "fleet")},
@@ -106,9 +110,9 @@ class Experiment:
             if name not in names:
                 raise unknown_name("section", name, names)
         parts: dict[str, Any] = {kind.section: build(kind, tables.get(kind.section, {})) for kind in plain}
-        for name, find in (("algorithm", _algorithm_class), ("split", _split_class), ("objective", _objective_class)):
+        for name, (known, base) in CHOICES.items():
             table = dict(tables.get(name, {}))
-            parts[name] = build(find(table.pop("name", DEFAULT_NAMES[name])), table)
+            parts[name] = build(_class_of(table.pop("name", DEFAULT_NAMES[name]), name, known, base), table)
         return cls(**parts)
 
     @classmethod
@@ -232,19 +236,7 @@ def _plain(value: Any) -> Any:
     return [_plain(part) for part in value] if isinstance(value, tuple) else value
 
 
-def _algorithm_class(name: str) -> type[Algorithm[Any]]:
-    return _class_of(name, "algorithm", ALGORITHMS, Algorithm)
-
-
-def _split_class(name: str) -> type[Split]:
-    return _class_of(name, "split", SPLITS, Split)
-
-
-def _objective_class(name: str) -> type[Objective]:
-    return _class_of(name, "objective", OBJECTIVES, Objective)
-
-
-def _class_of(name: str, section: str, known: Mapping[str, type[T]], base: type) -> type[T]:
+def _class_of(name: str, section: str, known: Mapping[str, type[Settings]], base: type) -> type[Settings]:
     """Return the class of a short name, or of `package.module:Class`."""
     if ":" in str(name):
         found: Any = import_object(name, f"{section}.name")

@@ -196,11 +196,12 @@ def run(
     objective = objective or Classification()
     if not isinstance(objective, Objective):
         raise ConfigError(f"objective must be one such as pfedla.Regression(), not {objective!r}")
+    data = Data(clients=max(1, len(clients)), train_fraction=train_fraction)
     names = [f"client-{i}" for i in range(len(clients))]
     federation = own_data(clients, names, train_fraction, seed, by_class=objective.by_class)
     experiment = Experiment(
         algorithm,
-        Data(clients=len(clients), train_fraction=train_fraction),
+        data,
         model=Model(PYTHON),
         objective=objective,
         training=training or Training(),

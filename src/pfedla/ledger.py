@@ -6,7 +6,8 @@ Evaluation is not counted: it is the observer's, not the method's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -22,14 +23,15 @@ class Ledger:
 
     def __init__(self, layers: Sequence[str]) -> None:
         self.layers = tuple(layers)
-        self._rounds: list[dict[str, np.ndarray]] = []  # columns: `down`, `down:header`, `down:NAME` of a value, ...
+        self._rounds: list[dict[str, np.ndarray]] = []  # columns: `down`, `down:header`, `down:#NAME` of a value, ...
+        self._totals = Counter[str]()
 
     def record(self, t: int, asked: Sequence[int], down: Payload, answered: Sequence[int], up: Payload | None) -> None:
         """Add a round: what the clients that were asked were sent, and what those that answered sent back."""
         lines: dict[str, np.ndarray] = {"round": np.full(len(asked), t), "client": np.asarray(asked, dtype=np.int64)}
         lines |= self._bytes("down", down, list(range(len(asked))), len(asked))
         place = {client: line for line, client in enumerate(asked)}
-        self._rounds.append(lines | self._bytes("up", up, [place[client] for client in answered], len(asked)))
+        self._add(lines | self._bytes("up", up, [place[client] for client in answered], len(asked)))
 
     def _bytes(self, direction: str, payload: Payload | None, rows: list[int], count: int) -> dict[str, np.ndarray]:
         """Return the bytes of a payload, whose clients have the lines `rows` of `count`."""
@@ -47,25 +49,26 @@ class Ledger:
     @property
     def down(self) -> int:
         """Bytes of layers downloaded by all clients so far."""
-        return self._total(lambda key: key == "down")
+        return self._totals["down"]
 
     @property
     def up(self) -> int:
         """Bytes of layers uploaded by all clients so far."""
-        return self._total(lambda key: key == "up")
+        return self._totals["up"]
 
     @property
     def overhead_down(self) -> int:
         """Bytes downloaded beside the layers: named values and headers."""
-        return self._total(lambda key: key.startswith("down:"))
+        return sum(total for key, total in self._totals.items() if key.startswith("down:"))
 
     @property
     def overhead_up(self) -> int:
         """Bytes uploaded beside the layers: named values and headers."""
-        return self._total(lambda key: key.startswith("up:"))
+        return sum(total for key, total in self._totals.items() if key.startswith("up:"))
 
-    def _total(self, counts: Callable[[str], bool]) -> int:
-        return int(sum(x.sum() for lines in self._rounds for key, x in lines.items() if counts(key)))
+    def _add(self, lines: dict[str, np.ndarray]) -> None:
+        self._rounds.append(lines)
+        self._totals.update({key: int(column.sum()) for key, column in lines.items()})
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return `round` and `client` `(lines,)`, bytes of layers `down` and `up` `(lines, layers)`, and their names.
@@ -86,5 +89,5 @@ class Ledger:
     def of(cls, arrays: Mapping[str, np.ndarray]) -> Ledger:
         """Return the ledger that has these arrays."""
         ledger = cls([str(name) for name in arrays["layers"]])
-        ledger._rounds = [{key: arrays[key] for key in arrays if key != "layers"}]
+        ledger._add({key: arrays[key] for key in arrays if key != "layers"})
         return ledger

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pfedla.data.partition import class_counts, partition
+from pfedla.data.partition import partition
 from pfedla.data.splits import IID, SPLITS, Classes, Column, Dirichlet, Groups, NonIID1, NonIID2
 from pfedla.errors import ConfigError
-from tests.data.labels import TEN, all_of, modest, shuffled
+from tests.data.labels import TEN, all_of, class_counts, modest, shuffled
 
 
 @modest

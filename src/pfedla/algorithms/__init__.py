@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from pfedla.algorithm import Algorithm
@@ -50,7 +49,6 @@ __all__ = [
     "Scaffold",
     "SimilarityLayer",
     "SimilarityModel",
-    "describe",
 ]
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
@@ -77,8 +75,3 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "heurpfedla": HeurPFedLA,
     "pfedla-peers": PFedLAPeers,
 }
-
-
-def describe(algorithm: type[Algorithm[Any]]) -> str:
-    """Return a method's one-line description."""
-    return (inspect.getdoc(algorithm) or "").partition("\n")[0]

@@ -92,16 +92,9 @@ def _idx_array(source: Traversable, item: tuple[int, ...], limit: int) -> Images
 
 
 def read_idx(files: Sequence[Traversable], shape: Shape, limit: int) -> tuple[Images, Labels]:
-    """Read a pair of IDX files, images and labels.
+    """Read a pair of IDX files, images and labels; a name that ends in `.gz` is unpacked.
 
-    Parameters
-    ----------
-    files
-        The images file and the labels file; a name that ends in `.gz` is unpacked.
-    shape
-        Channels (one), height and width of an image.
-    limit
-        Most images that the file can hold.
+    `shape` is an image's, channels (one), height and width; `limit` is how many images there can be at most.
     """
     images, labels = files
     x, y = _idx_array(images, shape[1:], limit), _idx_array(labels, (), limit)

@@ -16,7 +16,7 @@ from pfedla.data.splits import Column, Ints, Request, Split, apportion
 from pfedla.errors import ConfigError, DataError
 from pfedla.randomness import numpy_stream
 
-__all__ = ["Part", "class_counts", "count_classes", "partition"]
+__all__ = ["Part", "count_classes", "partition"]
 
 
 Labels = npt.NDArray[np.integer]
@@ -81,7 +81,8 @@ def partition(
     """
     labels = _labels("labels", y)
     by_owner = isinstance(split, Column)
-    _check_settings(clients, samples_per_client, test_samples_per_client, train_fraction, by_owner)
+    if samples_per_client is None and not by_owner:
+        raise ConfigError("data.samples_per_client must be given unless the split is 'column'")
     if reuse and by_owner:
         raise ConfigError("data.reuse: the split 'column' says whose each sample is, so no two clients can hold it")
     classes = int(labels.max()) + 1
@@ -145,13 +146,8 @@ def partition(
     return parts
 
 
-def class_counts(y: npt.NDArray[np.integer], parts: Sequence[Part]) -> Ints:
-    """Return the (training, test) samples of each class of each client, of shape (clients, classes, 2)."""
-    return count_classes([(y[part.train], y[part.test]) for part in parts], int(y.max()) + 1)
-
-
 def count_classes(labels: Sequence[tuple[Labels, Labels]], classes: int) -> Ints:
-    """Return the same from each client's training and test labels."""
+    """Return the (training, test) samples of each class of each client, of shape (clients, classes, 2)."""
     return np.stack([np.stack([np.bincount(part, minlength=classes) for part in pair], axis=-1) for pair in labels])
 
 
@@ -242,21 +238,6 @@ def _labels(what: str, values: npt.NDArray[np.integer]) -> Ints:
     if values.ndim != 1 or values.dtype.kind not in "iu" or not len(values) or values.min() < 0:
         raise DataError(f"the {what} must be one whole number from 0 per sample, in one dimension")
     return values.astype(np.int64)
-
-
-def _check_settings(
-    clients: int, samples: int | None, test_samples: int | None, train_fraction: float, by_owner: bool
-) -> None:
-    if clients < 1:
-        raise ConfigError(f"data.clients must be at least 1, not {clients}")
-    if samples is None and not by_owner:
-        raise ConfigError("data.samples_per_client must be given unless the split is 'column'")
-    if samples is not None and samples < 2:
-        raise ConfigError(f"data.samples_per_client must be at least 2, not {samples}")
-    if test_samples is not None and test_samples < 1:
-        raise ConfigError(f"data.test_samples_per_client must be at least 1, not {test_samples}")
-    if not 0 < train_fraction < 1:
-        raise ConfigError(f"data.train_fraction must be between 0 and 1, not {train_fraction}")
 
 
 def _check_supply(demand: Ints, supply: Ints, split: Split) -> None:

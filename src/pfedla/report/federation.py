@@ -34,18 +34,8 @@ def federation_table(
 ) -> Table:
     """Return a table with one row per client: its samples and its classes, the largest first.
 
-    Parameters
-    ----------
-    counts
-        Training and test samples, of shape (clients, classes, 2).
-    classes
-        The names of the classes.
-    title
-        What stands above the table.
-    groups
-        The group of each client, for a column of its own.
-    most
-        How many classes are named; of the others only the number is given.
+    `counts (clients, classes, 2)` are training and test samples, `groups` the clients' groups, for a column of their
+    own; `most` classes are named, of the others only the number is given.
     """
     table = Table(title=title, show_footer=True, header_style="bold", footer_style="bold")
     table.add_column("client", footer="all", justify="right")
@@ -82,20 +72,8 @@ def draw_federation(
     """Draw who trains on what: clients across, classes down, the darker the more training samples.
 
     Bars at the right give the training samples of each class. Bars above give those of each client, if
-    clients differ; a coloured strip gives their groups, if there are any.
-
-    Parameters
-    ----------
-    path
-        The PNG file to write.
-    counts
-        Training and test samples, of shape (clients, classes, 2).
-    classes
-        The names of the classes.
-    title
-        What stands above the figure.
-    groups
-        The group of each client.
+    clients differ; a coloured strip gives their groups, if there are any. `counts (clients, classes, 2)` are training
+    and test samples.
     """
     train = counts[..., 0].T
     rows, clients = train.shape

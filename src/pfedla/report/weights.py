@@ -37,20 +37,8 @@ def draw_weights(
     """Draw α of one round as a PNG, a panel for each layer.
 
     Row i of a panel shows how client i's layer is mixed from everybody's. A client's own weight is left out of the
-    colours, which would otherwise show little else; its mean stands above the panel.
-
-    Parameters
-    ----------
-    path
-        The PNG to write.
-    alpha
-        The weights, `(clients, layers, clients)`.
-    layers
-        The layers' names.
-    title
-        What stands above the picture.
-    groups
-        The group of each client, in contiguous blocks, to be outlined.
+    colours, which would otherwise show little else; its mean stands above the panel. `alpha` is `(clients, layers,
+    clients)`; `groups`, of clients in contiguous blocks, are outlined.
     """
     clients = len(alpha)
     columns = min(len(layers), 4)
