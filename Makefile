@@ -9,7 +9,7 @@ help:
 	@echo "make demo    set up, then compare four methods on the embedded images (runs/demo)"
 	@echo "make test    set up, then run every check that CI runs"
 	@echo "make check   the checks alone: formatting, lint, types, tests"
-	@echo "make sanitize   the compiled loops' tests with GCC's address and undefined-behaviour sanitizers"
+	@echo "make sanitize   the compiled loop's tests with GCC's address and undefined-behaviour sanitizers"
 	@echo "make format  format and fix what can be fixed"
 	@echo "make bench   speed and memory, as ratios within one run (docs/benchmarks.md); five minutes"
 	@echo "make bench-peers   set up Flower and pfl under .bench-envs, then compare with them; four minutes after set-up"

@@ -39,6 +39,7 @@ from pfedla import PFedLA
 from pfedla.algorithms import pfedla as equations
 from pfedla.layers import LayerSpec
 from pfedla.models import LeNet
+from pfedla.pool import keep_freed_memory
 from pfedla.randomness import stream
 from pfedla.wire import Payload
 
@@ -112,6 +113,7 @@ def timed(module: Any, names: dict[str, str]) -> Iterator[dict[str, float]]:
 
 
 def _measure(make: Callable[[], nn.Module], n: int, repeats: int, square: int, copied: int) -> Row:
+    keep_freed_memory()  # as in a run
     rates = [(matmul_rate(square), copy_bandwidth(copied))]
     model = make()
     algorithm, state = state_for(model, n)

@@ -163,7 +163,7 @@ def test_a_run_is_never_overwritten_silently(pfedla: Any) -> None:
     before = {path: path.stat().st_mtime_ns for path in Path("here").rglob("*")}
     code, _, err = pfedla("run", *SMALL, "--out", "here")
     assert code == 1
-    assert "here already holds a complete run: choose another folder (out), or overwrite it (--out, --overwrite)" in err
+    assert "here already holds a complete run: choose another folder, or overwrite it (--out, --overwrite)" in err
     assert {path: path.stat().st_mtime_ns for path in Path("here").rglob("*")} == before
     assert pfedla("run", *SMALL, "--algorithm", "local", "--out", "here", "--overwrite")[0] == 0
     assert json.loads(Path("here/summary.json").read_text())["algorithm"] == "local"

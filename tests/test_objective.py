@@ -151,10 +151,12 @@ def test_custom_by_hand() -> None:
 
 
 def test_a_metric_needs_a_name_and_a_name_a_metric() -> None:
-    with pytest.raises(ModelError, match="a metric needs a name other than 'loss', and a name a metric: 'loss'"):
+    with pytest.raises(ConfigError, match="a metric needs a name other than 'loss', and a name a metric: 'loss'"):
         Custom(functional.l1_loss, near)
-    with pytest.raises(ModelError, match=r"a metric needs a name .* 'near'"):
+    with pytest.raises(ConfigError, match=r"a metric needs a name .* 'near'"):
         Custom(functional.l1_loss, headline="near")
+    with pytest.raises(ConfigError, match="a metric needs a name"):
+        Custom(functional.l1_loss, functional.mse_loss, "")
 
 
 EVERY: dict[str, tuple[Objective, Tensor, Tensor]] = {
@@ -443,3 +445,12 @@ def test_a_client_whose_positions_are_all_ignored_is_left_out_of_the_mean() -> N
     first, second = result.history[-1]["clients"]["accuracy"]
     assert second is None
     assert result.summary["accuracy_mean"] == result.summary["accuracy_worst"] == pytest.approx(first, abs=1e-6)
+
+
+def test_a_model_is_told_the_number_of_classes_or_of_values() -> None:
+    labels = np.array([[0, 1, -100], [2, 0, 1]])
+    assert PerPosition().outputs([labels, labels * 0]) == 3
+    assert PerPosition(ignore=2).outputs([labels.clip(0)]) == 2
+    assert Classification().outputs([np.array([0, 4]), np.array([1])]) == 5
+    assert Regression().outputs([np.zeros((7, 2, 3))]) == 6
+    assert Regression().outputs([np.zeros(7)]) == 1

@@ -45,12 +45,12 @@ def re_exported(name: str) -> set[str]:
     if not path.exists():
         return set()
     return {
-        name
+        exported
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith(f"{name}.")
         for alias in node.names
-        for name in (module(str(node.module)).__all__ if alias.name == "*" else [alias.asname or alias.name])
-        if name == "__version__" or not name.startswith("_")
+        for exported in (module(str(node.module)).__all__ if alias.name == "*" else [alias.asname or alias.name])
+        if exported == "__version__" or not exported.startswith("_")
     }
 
 

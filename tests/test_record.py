@@ -6,6 +6,7 @@ import errno
 import json
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -539,20 +540,50 @@ def test_a_run_from_python_is_resumed_from_python(tmp_path: Path) -> None:
     for _ in range(2):  # the refusal leaves nothing behind
         with pytest.raises(RunError, match=r"was started from Python.*pfedla\.run\(\.\.\., out=path, resume=True\)"):
             pfedla.resume(tmp_path / "run")
-        with pytest.raises(RunError, match="holds a run with other settings"):
-            run(out=tmp_path / "run", resume=True, seed=4)
+        for other in ({"seed": 4}, {"layers": {"all": "*"}}, {"train_fraction": 0.5}):
+            with pytest.raises(RunError, match="holds a run with other settings, layers or data"):
+                run(out=tmp_path / "run", resume=True, **other)
     assert RunRecord(tmp_path / "run").state == "resumable"
     same_result(run(out=tmp_path / "run", resume=True), run())
     assert RunRecord(tmp_path / "run").state == "done"
     with pytest.raises(RunError, match="is complete"):
         run(out=tmp_path / "run", resume=True)
+    folders: list[dict[str, Any]] = [{}, {"out": tmp_path / "run", "overwrite": True}]
+    for folder in folders:
+        with pytest.raises(ConfigError, match="resume needs the folder of an unfinished run"):
+            run(resume=True, **folder)
+
+
+def test_a_refused_resume_leaves_the_failure_on_record(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="failed in round 2"):
+        run(Faulty(), out=tmp_path / "run")
+    with pytest.raises(RunError, match="other settings"):
+        run(Faulty(), out=tmp_path / "run", resume=True, seed=4)
+    assert RunRecord(tmp_path / "run").state == "failed"
+    (tmp_path / "run" / "config.toml").write_text("[")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="cannot be read as TOML"):
+            run(Faulty(), out=tmp_path / "run", resume=True)
+    (tmp_path / "run" / "run.json").unlink()
+    with pytest.raises(RunError, match="is of an earlier version"):
+        RunRecord.resume(tmp_path / "run")
+
+
+def test_reading_models_leaves_the_template_alone_and_a_result_can_be_sent(tmp_path: Path) -> None:
+    whole = run(out=tmp_path / "run")
+    found = pfedla.load(tmp_path / "run", model=make)
+    assert whole.template is not None
+    assert found.template is not None
+    found.model(2)
+    same(dict(found.template.state_dict()), dict(whole.template.state_dict()))
+    same_result(pickle.loads(pickle.dumps(found)), whole)
 
 
 def test_a_client_that_did_not_answer_at_the_end_has_no_model(tmp_path: Path) -> None:
     whole = run()
     personalized = {key: rows.clone() for key, rows in whole.personalized.items()}
     for rows in personalized.values():
-        rows[1] = torch.nan
+        rows[1] = torch.nan if rows.is_floating_point() else 0
     part = replace(whole, models=lambda: personalized)
     record = RunRecord.create(tmp_path, "", {"names": list(whole.names), "shape": [4], "outputs": 3, "model": "python"})
     record.finish(part)

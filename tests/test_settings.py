@@ -8,12 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
 import pytest
 
 from pfedla.algorithms import FedAvg
 from pfedla.config import Experiment
 from pfedla.errors import ConfigError
 from pfedla.settings import RESOLVED, Count, NonNegative, Positive, Range, Settings, Share, build, names_of
+from pfedla.training import Training
 
 BOUNDS = {"least": 2.0, "above": 1.0, "most": 5.0, "below": 6.0}
 WORDS = {"least": "at least 2", "above": "above 1", "most": "at most 5", "below": "below 6"}
@@ -197,3 +199,17 @@ def test_a_users_own_method_comes_from_tables_as_from_python() -> None:
     assert Experiment.from_tables(made.tables()) == made
     with pytest.raises(ConfigError, match=r"setting \(of Mine\) 'algorithm\.step': did you mean 'algorithm\.steps'"):
         Experiment.from_tables({"algorithm": {**table, "step": 1}})
+
+
+def test_numbers_of_numpy_are_numbers_and_none_is_within_no_range() -> None:
+    made = Training(local_epochs=np.int64(3), lr=np.float64(0.5))  # type: ignore[arg-type]
+    assert (type(made.local_epochs), made.local_epochs, type(made.lr), made.lr) == (int, 3, float, 0.5)
+
+    @dataclass(frozen=True)
+    class Optional(Settings):
+        section: ClassVar[str] = "optional"
+        some: Annotated[int | None, Range(least=1)] = None
+
+    assert Optional().some is None
+    with pytest.raises(ConfigError, match=r"optional\.some = 0 must be at least 1"):
+        Optional(some=0)

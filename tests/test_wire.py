@@ -67,9 +67,9 @@ def test_values_are_sent_in_every_row_under_their_own_name() -> None:
     assert set(payload.tensors(1)) == {"a", "b", "b#stats", "#examples", "#vector", "#flags", "#flag"}
 
 
-@pytest.mark.parametrize("wrong", [torch.zeros(3), torch.zeros(1, 2), torch.tensor(1.0)])
-def test_a_value_without_a_row_for_each_client_is_refused(wrong: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match=r"value 'strength' has shape \(.*\), not one row for 2 clients"):
+@pytest.mark.parametrize("wrong", [torch.zeros(3), torch.zeros(1, 2), torch.tensor(1.0), 0.5])
+def test_a_value_without_a_row_for_each_client_is_refused(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="value 'strength' must be a tensor with one row for each of 2 clients"):
         Payload.of(some_layers(), SENT, NAMES, strength=wrong)
 
 

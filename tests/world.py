@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -10,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load as from_safetensors
+from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
 from pfedla.algorithm import Algorithm
 from pfedla.algorithms import ALGORITHMS, APFL, PFedLAPeers
-from pfedla.client import Job, Runtime, Setting
+from pfedla.client import Evaluation, Job, Runtime, Setting
 from pfedla.engine import FlatModel
 from pfedla.fleet import Answers, Fleet, SimulatedFleet
 from pfedla.layers import Layers, LayerSpec
@@ -234,7 +237,7 @@ class Device:
         if kind == "train":
             self.staged, upload = answer
             return encode(upload)
-        return answer
+        return json.dumps(answer).encode() if kind == "evaluate" else to_safetensors(answer)
 
 
 class WireFleet:
@@ -264,10 +267,12 @@ class WireFleet:
         return self._answers(ids, {client: decode(reply, self.names) for client, reply in replies.items()})
 
     def evaluate(self, ids: Sequence[int], sent: Payload, t: int) -> Any:
-        return self._answers(ids, self._ask("evaluate", ids, sent, t))
+        replies = self._ask("evaluate", ids, sent, t)
+        return self._answers(ids, {client: Evaluation(*json.loads(reply)) for client, reply in replies.items()})
 
     def personalize(self, ids: Sequence[int], sent: Payload, t: int) -> Any:
-        return self._answers(ids, self._ask("personalize", ids, sent, t))
+        replies = self._ask("personalize", ids, sent, t)
+        return self._answers(ids, {client: from_safetensors(reply) for client, reply in replies.items()})
 
     def _answers(self, ids: Sequence[int], by_client: dict[int, Any]) -> Any:
         return Answers(by_client, {client: "out of reach" for client in ids if client in self.lost})

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from pfedla import kernels
 from pfedla.algorithms import ALGORITHMS
-from pfedla.comparison import COMPARISON, parse_variant, read_comparison
+from pfedla.comparison import COMPARISON, listed, parse_variant, read_comparison
 from pfedla.comparison import compare as compare_variants
 from pfedla.config import Experiment, Tables, algorithm_name, merge, parse_assignments, read_tables
 from pfedla.data.datasets import DATASETS, load_dataset
@@ -112,7 +112,7 @@ _seeds = click.option("--seeds", type=click.IntRange(min=1), default=1, help="Ho
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(__version__, message=f"pfedla, version %(version)s (compiled loops: {kernels.level()})")
+@click.version_option(__version__, message=f"pfedla, version %(version)s (compiled loop: {kernels.level()})")
 def cli() -> None:
     """Personalized federated learning with layer-wise aggregation (pFedLA)."""
 
@@ -152,7 +152,7 @@ def run(
         with redirect_stdout(sys.stderr), Live(console) as live:
             live.start(label, experiment.schedule.rounds)
             if resume:
-                result = resume_run(resume, live, workers=workers, federation=federation)
+                result = resume_run(resume, live, workers=workers, experiment=experiment, federation=federation)
             else:
                 result = run_experiment(experiment, out, overwrite=overwrite, watch=live, federation=federation)
     except KeyboardInterrupt:
@@ -225,7 +225,7 @@ def demo(seeds: int, workers: int | None, out: Path, overwrite: bool, quiet: boo
         )
     _compare(settings, DEMO_METHODS, seeds, out, overwrite, quiet, as_json=False)
     if not quiet:
-        picture = out / f"pfedla-seed{experiment.schedule.seed}" / "weights.png"
+        picture = RunRecord(out / f"pfedla-seed{experiment.schedule.seed}").picture("weights.png")
         _say(f"who learns from whom, layer by layer, the hidden groups outlined: {picture}")
         if seeds == 1:
             _say("one seed is an anecdote: pfedla demo --seeds 5 runs four more")
@@ -260,13 +260,13 @@ def _compare(
                 lenient=lenient,
                 start=start,
                 finished=_draw,
-                tell=lambda text: console.print(text, highlight=False, soft_wrap=True),
+                tell=lambda text: console.print(_with_options(text), markup=False, highlight=False, soft_wrap=True),
             )
     except KeyboardInterrupt:
         console.print("stopped. Give the same command again to resume")
         raise
     if as_json:
-        sys.stdout.write((out / COMPARISON).read_text())
+        sys.stdout.write(json.dumps(listed(runs), indent=2) + "\n")
     elif not quiet:
         _say(comparison_table(runs))
         _say(f"run directories: {out}")
@@ -355,7 +355,7 @@ def main() -> None:
         sys.exit(130)
     except PfedlaError as error:
         Console(stderr=True).print("error:", style="bold red", end=" ")
-        Console(stderr=True).print(f"{error}{_options_in(str(error))}", markup=False, highlight=False, soft_wrap=True)
+        Console(stderr=True).print(_with_options(str(error)), markup=False, highlight=False, soft_wrap=True)
         sys.exit(2 if isinstance(error, ConfigError) else 1)
 
 
@@ -379,13 +379,14 @@ def _how_to_resume(out: Path) -> str:
     return f"stopped. Resume with: pfedla run --resume {out}" if RunRecord(out).exists else "stopped before any work"
 
 
-def _options_in(text: str) -> str:
-    """Return the options that stand for the settings a message names, in brackets."""
-    addresses = [(address, f"--{name}") for name, address, _, _ in (*METHOD_OPTION, *DATA_OPTIONS, *RUN_OPTIONS)]
+def _with_options(text: str) -> str:
+    """Return a message and, in brackets, the options that stand for the settings it names."""
+    options = DATA_OPTIONS if sys.argv[1:2] == ["data"] else (*METHOD_OPTION, *DATA_OPTIONS, *RUN_OPTIONS)
+    addresses = [(address, f"--{name}") for name, address, _, _ in options]
     addresses += [("machine.download", "--download"), ("(out)", "--out"), ("overwrite it", "--overwrite")]
     words = {*re.findall(r"[a-z_]+\.[a-z_]+", text), *re.findall(r"\(out\)|overwrite it", text)}
     found = [option for address, option in addresses if address in words]
-    return f" ({', '.join(found)})" if found else ""
+    return text.replace(" (out)", "") + (f" ({', '.join(found)})" if found else "")
 
 
 def _groups(experiment: Experiment, clients: int) -> Any:

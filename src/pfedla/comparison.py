@@ -15,7 +15,7 @@ from pfedla.record import RunRecord
 from pfedla.result import Result
 from pfedla.rounds import Watch
 
-__all__ = ["COMPARISON", "Variant", "compare", "parse_variant", "read_comparison"]
+__all__ = ["COMPARISON", "Variant", "compare", "listed", "parse_variant", "read_comparison"]
 
 Summaries = list[tuple[str, list[dict[str, Any]]]]
 COMPARISON = "comparison.json"
@@ -93,7 +93,7 @@ def compare(
                         f"{path} holds a run with another configuration: choose another folder (out), or overwrite it"
                     )
                 if record.complete:
-                    tell(f"{path} is complete: kept (overwrite runs it anew)")
+                    tell(f"{path} is complete: kept (overwrite it to run it anew)")
                     done[label].append(record.summary())
                     _write(out, done)
                     continue
@@ -132,8 +132,12 @@ def read_comparison(path: Path) -> list[dict[str, Any]]:
 
 def _write(out: Path, done: dict[str, list[dict[str, Any]]]) -> None:
     """Write what is done so far, method by method."""
-    flat = [{**summary, "label": label} for label, summaries in done.items() for summary in summaries]
-    (out / COMPARISON).write_text(json.dumps(flat, indent=2) + "\n")
+    (out / COMPARISON).write_text(json.dumps(listed(list(done.items())), indent=2) + "\n")
+
+
+def listed(runs: Summaries) -> list[dict[str, Any]]:
+    """Return all summaries in one list, each with its label."""
+    return [{**summary, "label": label} for label, summaries in runs for summary in summaries]
 
 
 def _experiment(base: Tables, variant: Variant, seed: int) -> Experiment:

@@ -55,6 +55,7 @@ MOVED = {  # settings of earlier versions -> where they are now
     **{f"run.{name}": f"machine.{name}" for name in ("ray_address", "checkpoint_every")},
     **{f"data.{name}": f"machine.{name}" for name in ("data_dir", "download")},
 }
+FEW = {"peers", "refresh"}  # settings that pFedLA had, now those of pfedla-peers
 ABSENT = {  # what once stood for "by default"
     "run.participants": 0,
     "run.workers": -1,
@@ -107,6 +108,10 @@ class Experiment:
             for old in (f"{name}.{key}" for key in table):
                 if old in MOVED:
                     raise ConfigError(f"unknown setting {old!r}: it is now {MOVED[old]!r}")
+            if name == "algorithm" and table.get("name", "pfedla") in ("pfedla", "heurpfedla") and FEW & table.keys():
+                raise ConfigError("algorithm.peers and algorithm.refresh are now settings of pfedla-peers")
+            if name == "run":
+                raise ConfigError("unknown section 'run': its settings are now in [schedule] and [machine]")
             if name not in names:
                 raise unknown_name("section", name, names)
         parts: dict[str, Any] = {kind.section: build(kind, tables.get(kind.section, {})) for kind in plain}
@@ -186,15 +191,14 @@ def _modernized(tables: dict[str, Any]) -> tuple[Tables, list[str]]:
             new.setdefault(place.partition(".")[0], {})[place.partition(".")[2]] = value
         if section not in ("run",):
             new.setdefault(section, {})
-    few = {"peers", "refresh"}
     method: Any = new.get("algorithm", {})
     named = method.get("name", "pfedla") if isinstance(method, Mapping) else None
-    if named in ("pfedla", "heurpfedla") and method.keys() & few:
+    if named in ("pfedla", "heurpfedla") and method.keys() & FEW:
         if method.get("peers"):
             retain = {"retain": 1} if named == "heurpfedla" else {}
             new["algorithm"] = {**retain, **method, "name": "pfedla-peers"}
         else:  # everybody is everybody's candidate
-            new["algorithm"] = {key: value for key, value in method.items() if key not in few}
+            new["algorithm"] = {key: value for key, value in method.items() if key not in FEW}
         moved.append("algorithm.peers and algorithm.refresh are now settings of the algorithm pfedla-peers")
     return new, moved
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +21,7 @@ from pfedla.config import Experiment, Machine, algorithm_name, read_tables
 from pfedla.data.federation import Client, Data, Federation, federate, own_data
 from pfedla.errors import ConfigError, RunError
 from pfedla.fleet import SimulatedFleet
-from pfedla.layers import Groups, LayerSpec
+from pfedla.layers import Groups, Layers, LayerSpec
 from pfedla.models import Model, check_model, make_model, seeded
 from pfedla.objective import Classification, Objective
 from pfedla.pool import Pool, local_pool
@@ -43,7 +45,7 @@ def federation_of(experiment: Experiment, progress: Callable[[str, int, int | No
         experiment.data,
         experiment.split,
         experiment.schedule.seed,
-        by_class=experiment.objective.by_class,
+        objective=experiment.objective,
         data_dir=machine.data_dir,
         download=machine.download,
         progress=progress,
@@ -61,7 +63,8 @@ def run_experiment(
     """Run an experiment; with `out`, leave a run's record there."""
     federation = federation or federation_of(experiment)
     setting = prepare(experiment, federation)
-    record = _create(out, experiment, federation, overwrite) if out else None
+    facts = _facts(experiment, federation)
+    record = RunRecord.create(out, experiment.toml(), facts, overwrite=overwrite) if out else None
     return _run(setting, experiment, federation, record, watch)
 
 
@@ -70,18 +73,19 @@ def resume(
     watch: Watch | None = None,
     *,
     workers: int | None = None,
+    experiment: Experiment | None = None,
     federation: Federation | None = None,
 ) -> Result:
-    """Resume an unfinished run from its checkpoint; the result is as if it had never stopped."""
-    record = RunRecord.resume(path)
-    try:
-        experiment = experiment_of(record, {} if workers is None else {"machine": {"workers": workers}})
-        federation = federation or federation_of(experiment)
-        setting = prepare(experiment, federation)
-    except BaseException:
-        record.release()
-        raise
-    return _run(setting, experiment, federation, record, watch)
+    """Resume an unfinished run from its checkpoint; the result is as if it had never stopped.
+
+    Its configuration and data are read again unless they are at hand.
+    """
+    experiment = experiment or experiment_of(RunRecord.unfinished(path))
+    if workers is not None:
+        experiment = replace(experiment, machine=replace(experiment.machine, workers=workers))
+    federation = federation or federation_of(experiment)
+    setting = prepare(experiment, federation)
+    return _run(setting, experiment, federation, RunRecord.resume(path), watch)
 
 
 def load(path: Path | str, model: Callable[[], nn.Module] | nn.Module | None = None) -> Result:
@@ -98,7 +102,8 @@ def load(path: Path | str, model: Callable[[], nn.Module] | nn.Module | None = N
             f"{record.path} is damaged or of an earlier version: nothing tells its {', '.join(sorted(missing))}"
         )
     if model is not None:
-        template, groups = _first_model(model, 0), facts.get("layers")
+        seed = read_tables(record.config).get("schedule", {}).get("seed", 0)
+        template, groups = _first_model(model, seed), facts.get("layers")
     elif facts.get("model") != PYTHON:
         tables = read_tables(record.config)  # a method or an objective may have come from where we are not
         experiment = Experiment.from_tables({name: tables[name] for name in ("model", "schedule") if name in tables})
@@ -107,9 +112,10 @@ def load(path: Path | str, model: Callable[[], nn.Module] | nn.Module | None = N
 
     names = tuple(facts["names"])
 
-    def models() -> Any:
-        return record.models(template, spec, len(names)) if template is not None and spec is not None else {}
-
+    models: Callable[[], Layers] = dict
+    if template is not None and spec is not None:
+        record.freeze(template, spec)
+        models = partial(record.models, template, spec, len(names))
     diagnostics = {name: values for name, values in record.diagnostics().items() if name != "layers"}
     return Result(record.summary(), record.history(), diagnostics, record.ledger(), names, template, spec, models)
 
@@ -198,7 +204,7 @@ def run(
         raise ConfigError(f"objective must be one such as pfedla.Regression(), not {objective!r}")
     data = Data(clients=max(1, len(clients)), train_fraction=train_fraction)
     names = [f"client-{i}" for i in range(len(clients))]
-    federation = own_data(clients, names, train_fraction, seed, by_class=objective.by_class)
+    federation = own_data(clients, names, train_fraction, seed, objective)
     experiment = Experiment(
         algorithm,
         data,
@@ -210,14 +216,17 @@ def run(
     )
     template = _first_model(model, seed)
     setting = _setting(experiment, template, LayerSpec.of(template, layers), federation)
-    record = None
-    if out is not None and resume:
-        record = RunRecord.resume(out)
-        if read_tables(record.config) | {"machine": {}} != experiment.decisive() | {"machine": {}}:
-            record.release()
-            raise RunError(f"{out} holds a run with other settings: resume it with its own")
-    elif out is not None:
-        record = _create(out, experiment, federation, overwrite, layers)
+    facts = _facts(experiment, federation, layers)
+    if resume and out is not None and not overwrite:
+        before = RunRecord.unfinished(out)
+        same = read_tables(before.config) | {"machine": {}} == experiment.decisive() | {"machine": {}}
+        if not same or before.facts() | {"version": ""} != facts | {"version": ""}:
+            raise RunError(f"{out} holds a run with other settings, layers or data: resume it with its own")
+        record: RunRecord | None = RunRecord.resume(out)
+    elif resume:
+        raise ConfigError("resume needs the folder of an unfinished run (out), and does not go with overwrite")
+    else:
+        record = RunRecord.create(out, experiment.toml(), facts, overwrite=overwrite) if out else None
     return _run(setting, experiment, federation, record, watch)
 
 
@@ -260,20 +269,18 @@ def _pool_of(machine: Machine) -> Callable[..., Pool]:
     return partial(ray_pool, address=machine.ray_address)
 
 
-def experiment_of(record: RunRecord, changes: dict[str, dict[str, Any]] | None = None) -> Experiment:
+def experiment_of(record: RunRecord) -> Experiment:
     """Return the configuration of a run; refuse one that came from Python."""
     if record.facts().get("model") == PYTHON:
         raise RunError(
             f"the run in {record.path} was started from Python, with a model and data of its own: "
             "pfedla.run(..., out=path, resume=True) resumes it"
         )
-    return Experiment.load(record.config, changes)
+    return Experiment.load(record.config)
 
 
-def _create(
-    out: Path | str, experiment: Experiment, federation: Federation, overwrite: bool, layers: Groups | None = None
-) -> RunRecord:
-    """Make a run's folder, now that nothing is left to refuse."""
+def _facts(experiment: Experiment, federation: Federation, layers: Groups | None = None) -> dict[str, Any]:
+    """Return what is known from the start beside the configuration, as JSON gives it back."""
     facts = {
         "version": __version__,
         "model": experiment.model.name,
@@ -282,8 +289,10 @@ def _create(
         "shape": list(federation.shape),
         "outputs": federation.outputs,
         "classes": list(federation.classes),
+        "samples": [[len(part) for part in samples] for samples in federation.data.values()],
     }
-    return RunRecord.create(out, experiment.toml(), facts, overwrite=overwrite)
+    known: dict[str, Any] = json.loads(json.dumps(facts))
+    return known
 
 
 def _run(
@@ -343,4 +352,4 @@ def _result(setting: Setting, experiment: Experiment, federation: Federation, ou
     }
     personalized, names = outcome.personalized, federation.names
     template, spec = setting.template, setting.spec
-    return Result(summary, history, outcome.diagnostics, ledger, names, template, spec, lambda: personalized)
+    return Result(summary, history, outcome.diagnostics, ledger, names, template, spec, partial(dict, personalized))

@@ -14,7 +14,7 @@ import torch
 
 from pfedla.client import Evaluation, Job, Kept, Setting
 from pfedla.layers import Layers
-from pfedla.pool import Pool
+from pfedla.pool import Pool, keep_freed_memory
 from pfedla.storage import repeat
 from pfedla.training import ClientData
 from pfedla.tree import transform
@@ -74,6 +74,7 @@ class SimulatedFleet:
     """
 
     def __init__(self, setting: Setting, data: Mapping[int, ClientData], pool: Pool) -> None:
+        keep_freed_memory()  # of the server's part of a round, and of clients in this process
         first = setting.enroll()
         own = {key: repeat(row, len(data)) for key, row in first.own.items()}
         self.kept = Kept(own, first.rounds.repeat(len(data)))

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import numpy as np
 from torch import Tensor
 from torch.nn import functional
 
-from pfedla.errors import ModelError
+from pfedla.errors import ConfigError, ModelError
 from pfedla.settings import RESOLVED, Settings
 
 __all__ = ["OBJECTIVES", "Binary", "Classification", "Custom", "MultiLabel", "Objective", "PerPosition", "Regression"]
@@ -46,6 +47,10 @@ class Objective(Settings, ABC):
     def finish(self, means: dict[str, float]) -> dict[str, float]:
         """Return the metrics that the ratios over all batches stand for."""
         return means
+
+    def outputs(self, targets: Sequence[np.ndarray]) -> int:
+        """Return how many outputs a model needs for all clients' targets: one for each value of a target."""
+        return int(np.prod(targets[0].shape[1:], dtype=np.int64))
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Refuse outputs, of a small batch, that do not go with all of a client's targets."""
@@ -86,6 +91,10 @@ class Classification(Objective):
         """Count right answers, and add up cross-entropies."""
         total = functional.cross_entropy(outputs, targets, reduction="sum")
         return {"accuracy": ((outputs.argmax(1) == targets).sum(), len(targets)), "loss": (total, len(targets))}
+
+    def outputs(self, targets: Sequence[np.ndarray]) -> int:
+        """Return the number of classes."""
+        return 1 + max(int(labels.max()) for labels in targets)
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Refuse what is no row of logits per label, and labels without an output."""
@@ -187,6 +196,10 @@ class PerPosition(Objective):
         right = ((outputs.argmax(1) == targets) & counts).sum()
         return {"accuracy": (right, counts.sum()), "loss": (total, counts.sum())}
 
+    def outputs(self, targets: Sequence[np.ndarray]) -> int:
+        """Return the number of classes."""
+        return 1 + max(int(labels[labels != self.ignore].max(initial=0)) for labels in targets)
+
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Refuse other shapes, and labels without an output."""
         if outputs.dim() < 3 or outputs.shape[2:] != targets.shape[1:]:
@@ -219,8 +232,8 @@ class Custom(Objective):
     def __post_init__(self) -> None:
         """Refuse a metric without a name."""
         super().__post_init__()
-        if (self.metric is None) != (self.headline == "loss"):
-            raise ModelError(f"a metric needs a name other than 'loss', and a name a metric: {self.headline!r}")
+        if (self.metric is None) != (self.headline == "loss") or not self.headline:
+            raise ConfigError(f"a metric needs a name other than 'loss', and a name a metric: {self.headline!r}")
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return what the loss function says."""

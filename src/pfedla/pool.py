@@ -104,7 +104,6 @@ class InProcess:
     """Does the jobs here, one after the other: for debugging, and on a GPU."""
 
     def __init__(self, setting: Setting, data: Mapping[int, ClientData]) -> None:
-        keep_freed_memory()
         self._runtime = Runtime(setting, data)
 
     def run(self, jobs: Iterable[Job]) -> Iterator[tuple[int, Any]]:
@@ -303,10 +302,9 @@ def _serve(channel: _Channel, setting: Setting, data: Mapping[int, ClientData], 
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep what is freed: activations come and go with every batch.
+    """Have glibc keep what is freed: activations come and go with every batch, a bank's products with every round.
 
-    A new process otherwise returns blocks of megabytes to the system at once, and pays for thousands of page faults in
-    every epoch. Forked workers inherit thresholds that glibc has raised already.
+    Otherwise it returns blocks of megabytes to the system at once, and the process pays with thousands of page faults.
     """
     trim_threshold, mmap_threshold = -1, -3  # from malloc.h
     with suppress(OSError, AttributeError):

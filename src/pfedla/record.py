@@ -17,6 +17,7 @@ error.txt               why the run failed
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -110,11 +111,13 @@ class RunRecord:
             raise RunError(f"{record.path} holds no run to resume: it has no {CONFIG}")
         if record.complete:
             raise RunError(f"the run in {record.path} is complete: there is nothing to resume")
+        if not (record.path / FACTS).exists():
+            raise RunError(f"the run in {record.path} is of an earlier version, which cannot be resumed: run it anew")
         return record
 
     @classmethod
     def resume(cls, path: Path | str) -> RunRecord:
-        """Open the folder of an unfinished run, to go on writing."""
+        """Open the folder of an unfinished run, to continue writing."""
         record = cls.unfinished(path)
         record._hold()
         (record.path / ERROR).unlink(missing_ok=True)
@@ -269,16 +272,29 @@ class RunRecord:
     def models(self, template: nn.Module, spec: LayerSpec, n: int) -> Layers:
         """Return the personalized models that were kept, `{entry: (clients, values)}`; NaN where there is none."""
         personalized: Layers = {}
+        template = copy.deepcopy(template)
         for client in range(n):
-            if (path := self._model(client)).exists():
-                try:
-                    template.load_state_dict(load_file(path))
-                except (SafetensorError, OSError, RuntimeError) as error:
-                    raise RunError(f"cannot read {path} into the model: {error}") from error
+            if self._fill(template, client):
                 for key, row in spec.read(template).items():
                     blank = torch.nan if row.is_floating_point() else 0
                     personalized.setdefault(key, torch.full((n, row.shape[1]), blank, dtype=row.dtype))[client] = row[0]
         return personalized
+
+    def freeze(self, template: nn.Module, spec: LayerSpec) -> None:
+        """Give a template the parameters that no client trains, from the models that were kept."""
+        first = spec.read(template)
+        self._fill(template, 0)
+        spec.write(template, first)
+
+    def _fill(self, module: nn.Module, client: int) -> bool:
+        """Read a client's model into a module, if it was kept."""
+        path = self._model(client)
+        try:
+            if path.exists():
+                module.load_state_dict(load_file(path))
+        except (SafetensorError, OSError, RuntimeError) as error:
+            raise RunError(f"cannot read {path} into the model: {error}") from error
+        return path.exists()
 
     def _model(self, client: int) -> Path:
         return self.path / MODELS / f"{client}.safetensors"

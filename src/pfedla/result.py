@@ -18,7 +18,7 @@ from pfedla.ledger import Ledger
 __all__ = ["Result"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Result:
     """What a run measured, and the personalized models. `pfedla.run` returns it, and `pfedla.load` reads it."""
 

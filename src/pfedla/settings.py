@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
+import numpy as np
+
 from pfedla.errors import ConfigError, unknown_name
 
 __all__ = ["RESOLVED", "Count", "NonNegative", "Positive", "Range", "Settings", "Share", "build", "names_of"]
@@ -100,10 +102,12 @@ def _hints(kind: Callable[..., Settings]) -> dict[str, Any]:
 def _fit(value: Any, hint: Any, where: str) -> Any:
     """Return `value` as the type `hint` asks for, or refuse it."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if isinstance(value, np.generic):
+        value = value.item()
     if origin is Annotated:
         value, limits = _fit(value, arguments[0], where), [limit for limit in arguments[1:] if isinstance(limit, Range)]
         for limit in limits:
-            if value not in limit:
+            if value is not None and value not in limit:
                 raise ConfigError(f"{where} = {value} must be {limit}")
         return value
     if origin in (typing.Union, types.UnionType):

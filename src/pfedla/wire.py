@@ -50,9 +50,10 @@ class Payload(NamedTuple):
                 kept[key] = tensor
             elif mask.any():
                 kept[key] = torch.where(mask[:, None], tensor, torch.nan)
-        for name, tensor in values.items():
-            if tensor.shape[:1] != sent.shape[:1]:
-                raise ValueError(f"value {name!r} has shape {tuple(tensor.shape)}, not one row for {len(sent)} clients")
+        for name, value in values.items():
+            found: object = value  # whatever a method passes
+            if not isinstance(found, Tensor) or found.shape[:1] != sent.shape[:1]:
+                raise ValueError(f"value {name!r} must be a tensor with one row for each of {len(sent)} clients")
         return cls(kept, sent, tuple(names), values)
 
     @property
@@ -119,7 +120,7 @@ class Payload(NamedTuple):
         """Return the bytes that each client's message takes beside layers and values: `(clients,)` int64."""
         _, first, inverse = np.unique(self.sent.numpy(), axis=0, return_index=True, return_inverse=True)
         sizes = np.array([len(tensorfile.header(self.tensors(int(row)))) for row in first], dtype=np.int64)
-        return sizes[inverse]
+        return sizes[inverse.reshape(-1)]
 
 
 def pack(payload: Payload) -> Payload:

@@ -14,6 +14,7 @@ from pfedla.data.federation import Data, Federation, federate, own_data
 from pfedla.data.partition import partition
 from pfedla.data.splits import IID, NonIID1
 from pfedla.errors import ConfigError, DataError
+from pfedla.objective import Regression
 from pfedla.training import Samples
 
 
@@ -66,7 +67,7 @@ def test_the_folder_of_the_data_is_the_machines(tmp_path: Path) -> None:
 
 def test_a_data_set_has_labels_alone() -> None:
     with pytest.raises(ConfigError, match=r"'fashion-mnist-10k' has labels of classes: set objective\.name"):
-        federate(Data(), IID(), 0, by_class=False)
+        federate(Data(), IID(), 0, objective=Regression())
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ def test_a_column_decides_who_the_clients_are(tmp_path: Path) -> None:
 def test_targets_that_are_no_labels_come_from_files_too(tmp_path: Path) -> None:
     x = inputs(10)
     np.savez(tmp_path / "a.npz", x=x, y=np.stack([x[:, 0], 2 * x[:, 1]], axis=1))
-    found = federate(Data(folder=str(tmp_path)), IID(), 0, by_class=False)
+    found = federate(Data(folder=str(tmp_path)), IID(), 0, objective=Regression())
     for samples in found.data[0]:
         part, y = contents(samples)
         assert np.array_equal(y, np.stack([part[:, 0], 2 * part[:, 1]], axis=1))
@@ -143,7 +144,9 @@ def test_seed_and_number_of_samples_alone_decide_the_division(by_class: bool) ->
     x = inputs(40)
 
     def trained(y: np.ndarray, seed: int = 0) -> Any:
-        return contents(own_data([(x, y)], ["a"], 0.5, seed, by_class=by_class).data[0].train)[0].tolist()
+        return contents(
+            own_data([(x, y)], ["a"], 0.5, seed, objective=None if by_class else Regression()).data[0].train
+        )[0].tolist()
 
     once = trained(np.zeros(40, int))
     assert once == trained(np.zeros(40, int))
@@ -156,7 +159,7 @@ def test_seed_and_number_of_samples_alone_decide_the_division(by_class: bool) ->
 def test_values_of_a_target_are_outputs_of_the_model() -> None:
     x = inputs(10)
     for targets, outputs in ((x[:, 0], 1), (x[:, :1], 1), (x[:, :3], 3), (np.ones((10, 2, 3)), 6)):
-        assert own_data([(x, targets)], ["a"], 0.5, 0, by_class=False).outputs == outputs
+        assert own_data([(x, targets)], ["a"], 0.5, 0, objective=Regression()).outputs == outputs
     assert own_data([(x, np.arange(10))], ["a"], 0.5, 0).outputs == 10
 
 
@@ -196,4 +199,6 @@ V = X[:, 0]
 )
 def test_data_that_do_not_fit_are_refused(clients: Any, by_class: bool, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        own_data(clients, [f"client-{i}" for i in range(len(clients))], 0.7, 0, by_class=by_class)
+        own_data(
+            clients, [f"client-{i}" for i in range(len(clients))], 0.7, 0, objective=None if by_class else Regression()
+        )

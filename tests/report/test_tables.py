@@ -127,3 +127,9 @@ def test_every_value_can_be_shown() -> None:
 def test_metrics_are_shown_as_fractions_or_percentages() -> None:
     assert [shown(0.12345, percent=True), shown(0.12345, percent=False)] == ["12.35", "0.1235"]
     assert [shown(123456.0, percent=False), shown(float("nan"), percent=True)] == ["1.235e+05", "-"]
+
+
+def test_a_headline_without_a_value_in_some_seed_is_a_dash() -> None:
+    runs = [{**summary(0.5, 1, seed), "accuracy_mean": None if seed else 0.5, "label": "a"} for seed in (0, 1)]
+    assert overview({"one": runs}).splitlines()[2] == "| `a` | - ± - |"
+    assert row(printed([("a", runs), ("b", runs)]), "a")[1:3] == ["-", "-"]

@@ -8,7 +8,7 @@ sketches: short random projections, in which inner products are kept on average 
 The equations are pFedLA's, with m + 1 columns in place of N:
 
 =============  ==============================================================================================
-candidates     whose models client i mixes, itself first: `(n, m + 1)`
+candidates     whose models client i mixes, itself first (with m = N - 1 in order): `(n, m + 1)`
 alpha, g       α_i and G_i on these: `(n, L, m + 1)`
 =============  ==============================================================================================
 """
@@ -56,15 +56,18 @@ EXPLORED = 5  # one in so many candidates is drawn at random
 class Peers(NamedTuple):
     """Every client's candidates, and what they are chosen by."""
 
-    candidates: Tensor  # (N, m + 1) int64, as last chosen: in column 0 the client itself, in the others its peers
+    candidates: Tensor  # (N, m + 1) int64, as last chosen: in column 0 the client itself; all in order if m = N - 1
     sketches: Tensor  # (N, SKETCH): the mean of its updates' sketches over about one period of refreshing
     rounds: Tensor  # (N,) int64: how often each client took part
     seed: Tensor  # () int64: behind the projection and the random candidates
 
 
 def first_peers(n: int, m: int, rng: torch.Generator) -> Peers:
-    """Return random candidates for each of `n` clients: all models are equal as yet."""
+    """Return random candidates for each of `n` clients, all models being equal as yet; or everybody, in order."""
     seed = torch.randint(2**31, (), generator=rng)
+    if m == n - 1:
+        everybody = torch.arange(n).repeat(n, 1)
+        return Peers(everybody, storage.zeros((n, SKETCH)), torch.zeros(n, dtype=torch.int64), seed)
     draw = numpy_stream(int(seed), "candidates")
     others = np.stack([draw.choice(n - 1, m, replace=False, shuffle=False) for _ in range(n)])  # (n, m)
     own = np.arange(n)[:, None]
@@ -79,6 +82,8 @@ def current(peers: Peers, ids: Tensor) -> Tensor:
     enough. Its first ones were drawn when all models were equal, and many of them may still be what they were then.
     """
     candidates, took_part, seed = peers.candidates[ids], peers.rounds > 0, int(peers.seed)
+    if candidates.shape[1] == len(took_part):
+        return candidates
     for row in (~took_part[ids]).nonzero().flatten().tolist() if took_part.any() else ():
         i = int(ids[row])
         chance = torch.rand(len(took_part), generator=stream(seed, "newcomer", i))
@@ -134,7 +139,8 @@ def refresh(peers: Peers, ids: Tensor, candidates: Tensor, delta: Layers, names:
     share = 1 / peers.rounds[ids].clamp(max=every).unsqueeze(1)  # (n, 1)
     peers.sketches[ids] = peers.sketches[ids].lerp(sketch(delta, names, seed), share)
     chosen = candidates.clone()
-    due = ((peers.rounds[ids] - 1) % every == 0).nonzero().flatten()
+    choice = candidates.shape[1] < len(peers.candidates)
+    due = ((peers.rounds[ids] - 1) % every == 0).nonzero().flatten() if choice else ids[:0]
     if len(due):
         similar = functional.normalize(peers.sketches[ids[due]]) @ functional.normalize(peers.sketches).T  # (due, N)
         for row, near in zip(due.tolist(), similar, strict=True):
@@ -186,7 +192,8 @@ class PFedLAPeers(Hypernetworks[PeerClients]):
     """pFedLA-peers: pFedLA for many clients; each mixes its own layers with those of a few that resemble it.
 
     Each client has `peers` candidates, chosen again after `refresh` of its rounds; with as many as there are others, it
-    is pFedLA. State and a round's time grow linearly in the number of clients. `retain=k` is HeurpFedLA.
+    is pFedLA but for rounding. State and a round's time grow linearly in the number of clients. `retain=k` is
+    HeurpFedLA.
     """
 
     peers: Count = 20
@@ -200,8 +207,9 @@ class PFedLAPeers(Hypernetworks[PeerClients]):
 
     def download(self, state: PeerClients, ids: Tensor) -> Payload:
         """Send θ̄_i, mixed from the candidates' models."""
-        mix = partial(candidates_product, candidates=current(state.peers, ids))
-        return self.mixed(state.clients, ids, torch.zeros_like(ids), mix)
+        candidates = current(state.peers, ids)
+        own = (candidates == ids[:, None]).int().argmax(1)  # the client's own column
+        return self.mixed(state.clients, ids, own, partial(candidates_product, candidates=candidates))
 
     def update(self, state: PeerClients, ids: Tensor, got: Payload, upload: Payload) -> PeerClients:
         """Take the clients' changes; replace candidates where it is time."""

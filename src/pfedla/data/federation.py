@@ -15,6 +15,7 @@ from pfedla.data.files import load_column, load_folder
 from pfedla.data.partition import Part, count_classes, partition
 from pfedla.data.splits import Column, Split
 from pfedla.errors import ConfigError, DataError, unknown_name
+from pfedla.objective import Classification, Objective
 from pfedla.settings import Count, Range, Settings
 from pfedla.training import ClientData, Samples
 
@@ -68,19 +69,21 @@ def federate(
     split: Split,
     seed: int,
     *,
-    by_class: bool = True,
+    objective: Objective | None = None,
     data_dir: str | None = None,
     download: bool = False,
     progress: Callable[[str, int, int | None], None] | None = None,
 ) -> Federation:
-    """Load data and split it over the clients; `by_class` says that targets are labels of classes."""
+    """Load data and split it over the clients."""
+    objective = objective or Classification()
+    by_class = objective.by_class
     if settings.folder:
         path = Path(settings.folder)
         files = load_column(path, labels=by_class) if path.is_file() else load_folder(path, labels=by_class)
         clients: list[Client] = [
             (f.x, f.y) if f.x_test is None or f.y_test is None else (f.x, f.y, f.x_test, f.y_test) for f in files
         ]
-        return own_data(clients, [f.name for f in files], settings.train_fraction, seed, by_class=by_class)
+        return own_data(clients, [f.name for f in files], settings.train_fraction, seed, objective)
     if not by_class:
         raise ConfigError(
             f"data.dataset = {settings.dataset!r} has labels of classes: set objective.name to classification, "
@@ -111,9 +114,15 @@ def federate(
 
 
 def own_data(
-    clients: Sequence[Client], names: Sequence[str], train_fraction: float, seed: int, *, by_class: bool = True
+    clients: Sequence[Client],
+    names: Sequence[str],
+    train_fraction: float,
+    seed: int,
+    objective: Objective | None = None,
 ) -> Federation:
     """Check clients' own arrays and divide those that bring no test data."""
+    objective = objective or Classification()
+    by_class = objective.by_class
     if not clients:
         raise DataError("there are no clients: give a list of (x, y), one per client")
     quartets: list[tuple[Array, Array, Array, Array]] = []
@@ -132,12 +141,13 @@ def own_data(
     for what, shapes in (("inputs", inputs), ("targets", targets)):
         if len(shapes) > 1:
             raise DataError(f"all clients' {what} must have one shape, not {' and '.join(map(str, sorted(shapes)))}")
-    labels = [(np.asarray(q[1]), np.asarray(q[3])) for q in quartets] if by_class else []
-    classes = 1 + max((int(part.max()) for pair in labels for part in pair), default=-1)
+    labels = [(np.asarray(q[1]), np.asarray(q[3])) for q in quartets]
+    outputs = objective.outputs([part for pair in labels for part in pair])
+    classes = outputs if by_class else 0
     return Federation(
         {i: ClientData(Samples(q[0], q[1]), Samples(q[2], q[3])) for i, q in enumerate(quartets)},
         inputs.pop(),
-        classes if by_class else int(np.prod(targets.pop(), dtype=np.int64)),
+        outputs,
         tuple(map(str, range(classes))),
         count_classes(labels, classes) if by_class else np.zeros((len(quartets), 0, 2), np.int64),
         tuple(names),

@@ -92,7 +92,7 @@ def overview(comparisons: Mapping[str, Sequence[Summary]], value: str = "headlin
                 continue
             mean, count = fmean(found[label]), len(found[label])
             text = ("+" if against is not None and mean > 0 else "") + kind.form(mean)
-            text += f" ± {kind.form(stdev(found[label]))}" if count > 1 else ""
+            text += f" ± {kind.form(_spread(found[label]))}" if count > 1 else ""
             line.append((f"**{text}**" if mean == best else text) + (f" ({count} of {seeds})" if count < seeds else ""))
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -137,9 +137,14 @@ def comparison_table(runs: Sequence[tuple[str, Sequence[Summary]]], title: str |
             cells.append(Text(("*" if best else "") + kind.form(value), style="bold green" if best else ""))
             if kind is kinds[0] and seeds > 1:
                 spread = [kind.value(summary) for summary in summaries]
-                cells.append(Text(kind.form(stdev(spread)) if len(spread) > 1 else "-"))
+                cells.append(Text(kind.form(_spread(spread)) if len(spread) > 1 else "-"))
         table.add_row(*cells)
     return table
+
+
+def _spread(values: Sequence[float]) -> float:
+    """Return the standard deviation over seeds, NaN if a seed has no value."""
+    return math.nan if any(map(math.isnan, values)) else stdev(values)
 
 
 def _best(values: Sequence[float], kind: _Column) -> float | None:
