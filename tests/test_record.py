@@ -665,9 +665,8 @@ def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
 
 def test_another_model_than_the_runs_is_refused(tmp_path: Path) -> None:
     run(out=tmp_path / "run")
-    loaded = pfedla.load(tmp_path / "run", model=lambda: nn.Linear(4, 3))
     with pytest.raises(RunError, match=r"cannot read .*0\.safetensors into the model"):
-        loaded.model(0)
+        pfedla.load(tmp_path / "run", model=lambda: nn.Linear(4, 3))
 
 
 def test_a_run_of_an_earlier_version_is_refused_with_the_reason(tmp_path: Path) -> None:
