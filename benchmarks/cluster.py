@@ -1,7 +1,7 @@
-"""Seconds a round on a local Ray cluster, against worker processes on the same cores.
+"""Seconds per round on a local Ray cluster, against worker processes on the same cores.
 
 The work is that of `benchmarks.training`, with 10 local epochs, and with 1, where what is sent weighs more. The two
-fleets take turns; medians are compared, and both must end with the same numbers.
+fleets take turns; medians are compared, and both must end with the same values.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def measure(quick: bool) -> list[Row]:
 
 
 def compare(task: Work, repeats: int) -> Row:
-    """Return the seconds a round of both, and their ratio."""
+    """Return the seconds per round of both, and their ratio."""
     from pfedla.ray import ray_pool  # an extra
 
     workers = available_cores()
@@ -40,7 +40,7 @@ def compare(task: Work, repeats: int) -> Row:
     processes.close()
     return {
         "local epochs": task.epochs,
-        "processes, s a round": round(took["processes"], 3),
-        "Ray, s a round": round(took["ray"], 3),
+        "processes, s per round": round(took["processes"], 3),
+        "Ray, s per round": round(took["ray"], 3),
         "ratio": round(took["ray"] / took["processes"], 3),
     }

@@ -1,6 +1,6 @@
 """What it costs to score every client after every round.
 
-The work of `training`, with 180 test images a client. An evaluation scores two models of each client: the personalized
+The work of `training`, with 180 test images per client. An evaluation scores two models of each client: the personalized
 one, as the server would send it now, and the one it held after its latest training. Rounds and evaluations take turns.
 """
 

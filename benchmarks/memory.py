@@ -1,6 +1,6 @@
 """Memory that one more client takes, in the whole simulation: the server's process and its workers.
 
-LeNet with batch norm, 140 images of 3x32x32 a client, rounds of 10 until everyone took part once. Measured as growth
+LeNet with batch norm, 140 images of 3x32x32 per client, rounds of 10 until everyone took part once. Measured as growth
 of the processes' proportional set size (shared pages count once) from 20 to 220 clients. Beside it the bytes of what
 has to be there: the server's state, what the clients keep, and their images.
 """
@@ -36,7 +36,7 @@ def _row(name: str, algorithm: Algorithm[Any], first: int, last: int) -> Row:
     return {
         "method": name,
         "clients": f"{first} to {last}",
-        "kB a client": round(growth["measured"] / 1e3),
+        "kB per client": round(growth["measured"] / 1e3),
         "server's state, kB": round(growth["state"] / 1e3),
         "clients' own, kB": round(growth["own"] / 1e3),
         "images, kB": round(growth["images"] / 1e3),

@@ -1,9 +1,9 @@
-"""Seconds a round of other simulators on the same work, on the same cores, in the same run.
+"""Seconds per round of other simulators on the same work, on the same cores, in the same run.
 
 10 clients x 420 images of 3x32x32, LeNet with batch norm as one writes it, mini-batches of 32, plain SGD, FedAvg with
 everyone taking part, 10 local epochs and 1. Flower runs its Ray simulation with two workers of one CPU and one torch
 thread each, with the bare loop's `train` and channels-last inside; pfl runs two processes with one thread each and its
-own training loop, as it comes and with channels-last set by hand. Ours is FedAvg and pFedLA with a worker a core and
+own training loop, as it comes and with channels-last set by hand. Ours is FedAvg and pFedLA with one worker per core and
 our own LeNet. All are started first and wait for their turn; starting up and the first turn are not counted.
 
 The peers live in environments of their own: `make bench-peers` sets them up under `.bench-envs/`.
@@ -41,14 +41,14 @@ def measure(quick: bool) -> list[Row]:
     for name in next(iter(found.values())):
         row: Row = {"simulator": name}
         for epochs, took in found.items():
-            row[f"{epochs} local epochs, s a round"] = round(took[name], 3)
+            row[f"{epochs} local epochs, s per round"] = round(took[name], 3)
             row[f"{epochs} local epochs, to bare loop"] = round(took[name] / took["bare loop"], 2)
         rows.append(row)
     return rows
 
 
 def compare(task: Work, repeats: int) -> dict[str, float]:
-    """Return everyone's median seconds a round."""
+    """Return everyone's median seconds per round."""
     workers = available_cores()
     contestants: dict[str, BareLoop | Federation | Peer] = {
         "bare loop": BareLoop(task, partial(work.LeNet, task.shape, task.classes, task.batch_norm), workers),

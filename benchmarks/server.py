@@ -161,16 +161,16 @@ def _measure(make: Callable[[], nn.Module], n: int, repeats: int, square: int, c
 
 def limits(algorithm: PFedLA, spec: LayerSpec, n: int, count: int, flops: float, bandwidth: float) -> dict[str, float]:
     """Return the seconds that download and update of `count` of `n` clients take at best, as the module says."""
-    numbers = sum(slots[-1].stop for key, slots in spec.slots.items() if not key.endswith("#counters"))
+    values = sum(slots[-1].stop for key, slots in spec.slots.items() if not key.endswith("#counters"))
     layers, embedding, hidden = len(spec.names), algorithm.embedding, algorithm.hidden
-    product, bank = 2 * count * n * numbers / flops, 4 * n * numbers / bandwidth
+    product, bank = 2 * count * n * values / flops, 4 * n * values / bandwidth
     forward = 2 * count * (embedding * hidden + hidden**2 + layers * hidden * n) / flops
     row = embedding + embedding * hidden + hidden + hidden**2 + hidden + layers * (hidden * n + n)
     return {
         "download": max(product, bank),
         "update": max(product, bank),
         "hypernetworks": max(4 * forward, 7 * 4 * count * row / bandwidth),
-        "models": 4 * 4 * count * numbers / bandwidth,
+        "models": 4 * 4 * count * values / bandwidth,
     }
 
 

@@ -2,9 +2,9 @@
 
 10 clients x 420 images x 10 epochs (and x 1), mini-batches of 32: LeNet with batch norm on 3x32x32, and without on
 1x28x28. A round of ours is pFedLA's download, training, upload and update. The bare loop is what one writes by hand: a
-process a core with one thread, data in memory as floats, channels-last, `torch.optim.SGD`, no server at all; once with
+process per core with one thread, data in memory as floats, channels-last, `torch.optim.SGD`, no server at all; once with
 the model as one writes it (ReLU before the pooling), once with the `LeNet` of `pfedla.models` (ReLU after it, the
-same function on a quarter of the numbers). All take turns; medians are compared.
+same function on a quarter of the values). All take turns; medians are compared.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def train(model: nn.Module, x: Tensor, y: Tensor, work: Work) -> None:
 
 
 class BareLoop:
-    """The clients trained by hand: a process a core with one thread, data in memory, channels-last, no server."""
+    """The clients trained by hand: one process per core with one thread, data in memory, channels-last, no server."""
 
     def __init__(self, work: Work, model: Callable[[], nn.Module], workers: int) -> None:
         context: Any = multiprocessing.get_context("fork")

@@ -238,7 +238,7 @@ class Task:
         return {key: torch.cat([row[key] for row in rows]) for key in rows[0]}
 
     def _batches(self, row: int, epochs: int, part: str) -> Batches:
-        """Yield every sample once an epoch, in an order fixed by seed, round and client."""
+        """Yield every sample once per epoch, in an order fixed by seed, round and client."""
         samples, size = self.samples[row], self.training.batch_size
         generator = stream(self.seed, "batches" + part, self.t, self.ids[row])
         for _ in range(epochs):
