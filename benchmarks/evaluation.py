@@ -1,7 +1,8 @@
 """What it costs to score every client after every round.
 
-The work of `training`, with 180 test images per client. An evaluation scores two models of each client: the personalized
-one, as the server would send it now, and the one it held after its latest training. Rounds and evaluations take turns.
+The work of `training`, with 180 test images per client. An evaluation scores two models of each client: the
+personalized one, as the server would send it now, and the one it held after its latest training. Rounds and evaluations
+take turns.
 """
 
 from __future__ import annotations

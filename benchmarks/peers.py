@@ -3,8 +3,8 @@
 10 clients x 420 images of 3x32x32, LeNet with batch norm as one writes it, mini-batches of 32, plain SGD, FedAvg with
 everyone taking part, 10 local epochs and 1. Flower runs its Ray simulation with two workers of one CPU and one torch
 thread each, with the bare loop's `train` and channels-last inside; pfl runs two processes with one thread each and its
-own training loop, as it comes and with channels-last set by hand. Ours is FedAvg and pFedLA with one worker per core and
-our own LeNet. All are started first and wait for their turn; starting up and the first turn are not counted.
+own training loop, as it comes and with channels-last set by hand. Ours is FedAvg and pFedLA with one worker per core
+and our own LeNet. All are started first and wait for their turn; starting up and the first turn are not counted.
 
 The peers live in environments of their own: `make bench-peers` sets them up under `.bench-envs/`.
 """

@@ -1,8 +1,8 @@
 """Rounds of pFedLA with 100 to 30,000 clients on one machine: seconds, memory, and accuracy.
 
-`python -m benchmarks.scale --data-dir DIR` runs `experiments/crowd.toml` with these numbers of clients, 100 of them a
-round, each number in a process of its own: with 20 candidates per client and the rows on disk, and, up to 1,000 clients,
-with everybody as candidate and the rows in memory. The rows of 30,000 clients take 32 GB. It writes
+`python -m benchmarks.scale --data-dir DIR` runs `experiments/crowd.toml` with these numbers of clients, 100 of them in
+each round, each number in a process of its own: with 20 candidates per client and the rows on disk, and, up to 1,000
+clients, with everybody as candidate and the rows in memory. The rows of 30,000 clients take 32 GB. It writes
 `results/scale.json` as it goes (what is there is kept) and draws `docs/images/scale.png`.
 """
 

@@ -60,8 +60,11 @@ def measure(quick: bool) -> list[Row]:
 def _over_runs(runs: int, *arguments: Any) -> Row:
     """Measure in several processes, one after the other; return the median run, and the range of its main figures."""
     found = sorted((fresh(_measure, *arguments) for _ in range(runs)), key=lambda row: float(row[RATIO] or 0))
-    ranges: Row = {f"{key}, range": f"{found[0][key]} to {found[-1][key]}" for key in ("both, ms", RATIO)}
-    return {**found[len(found) // 2], **ranges}
+    row = dict(found[len(found) // 2])
+    for key in ("both, ms", RATIO):
+        values = [float(run[key] or 0) for run in found]
+        row[f"{key}, range"] = f"{min(values)} to {max(values)}"
+    return row
 
 
 def lenet() -> nn.Module:

@@ -1,9 +1,9 @@
 """Sample passes a second of whole rounds, against bare PyTorch loops on the same cores.
 
 10 clients x 420 images x 10 epochs (and x 1), mini-batches of 32: LeNet with batch norm on 3x32x32, and without on
-1x28x28. A round of ours is pFedLA's download, training, upload and update. The bare loop is what one writes by hand: a
-process per core with one thread, data in memory as floats, channels-last, `torch.optim.SGD`, no server at all; once with
-the model as one writes it (ReLU before the pooling), once with the `LeNet` of `pfedla.models` (ReLU after it, the
+1x28x28. A round of ours is pFedLA's download, training, upload and update. The bare loop is what one writes by hand:
+one process per core with one thread, data in memory as floats, channels-last, `torch.optim.SGD`, no server at all; once
+with the model as one writes it (ReLU before the pooling), once with the `LeNet` of `pfedla.models` (ReLU after it, the
 same function on a quarter of the values). All take turns; medians are compared.
 """
 
