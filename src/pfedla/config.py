@@ -25,7 +25,7 @@ from pfedla.errors import ConfigError, unknown_name
 from pfedla.models import Model, import_object
 from pfedla.objective import OBJECTIVES, Classification, Objective
 from pfedla.rounds import Schedule
-from pfedla.settings import Count, Range, Settings, build, names_of
+from pfedla.settings import Count, Range, Settings, build, name_of, names_of
 from pfedla.training import Training
 
 __all__ = [
@@ -129,9 +129,8 @@ class Experiment:
         """Return every setting that has a value, defaults included, as nested tables that `from_tables` takes."""
         tables: Tables = {}
         for part in dataclasses.fields(self):
-            value = getattr(self, part.name)
-            names = names_of(value) if isinstance(value, Settings) else []
-            found = {name: _plain(getattr(value, name)) for name in names}
+            value: Settings = getattr(self, part.name)
+            found = {name: _plain(getattr(value, name)) for name in names_of(value)}
             tables[part.name] = {name: setting for name, setting in found.items() if setting is not None}
         tables["algorithm"] = {"name": algorithm_name(self.algorithm), **tables["algorithm"]}
         tables["split"] = {"name": self.split.name, **tables["split"]}
@@ -152,9 +151,7 @@ class Experiment:
 
 def algorithm_name(algorithm: Algorithm[Any]) -> str:
     """Return the name by which configuration knows a method: a short one, or `package.module:Class`."""
-    kind = type(algorithm)
-    known = {cls: name for name, cls in ALGORITHMS.items()}
-    return known.get(kind, f"{kind.__module__}:{kind.__qualname__}")
+    return name_of(algorithm, ALGORITHMS)
 
 
 def read_tables(path: Path) -> Tables:
@@ -189,7 +186,7 @@ def _modernized(tables: dict[str, Any]) -> tuple[Tables, list[str]]:
             if place != old:
                 moved.append(f"{old} is now {place}")
             new.setdefault(place.partition(".")[0], {})[place.partition(".")[2]] = value
-        if section not in ("run",):
+        if section != "run":
             new.setdefault(section, {})
     method: Any = new.get("algorithm", {})
     named = method.get("name", "pfedla") if isinstance(method, Mapping) else None

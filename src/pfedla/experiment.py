@@ -101,17 +101,13 @@ def load(path: Path | str, model: Callable[[], nn.Module] | nn.Module | None = N
         raise RunError(
             f"{record.path} is damaged or of an earlier version: nothing tells its {', '.join(sorted(missing))}"
         )
+    tables = read_tables(record.config)  # a method or an objective may have come from where we are not
+    experiment = Experiment.from_tables({name: tables[name] for name in ("model", "schedule") if name in tables})
     if model is not None:
-        seed = read_tables(record.config).get("schedule", {}).get("seed", 0)
-        template, groups = _first_model(model, seed), facts.get("layers")
+        template, groups = _first_model(model, experiment.schedule.seed), facts.get("layers")
     elif facts.get("model") != PYTHON:
-        tables = read_tables(record.config)  # a method or an objective may have come from where we are not
-        experiment = Experiment.from_tables({name: tables[name] for name in ("model", "schedule") if name in tables})
         template, groups = _template(experiment, tuple(facts["shape"]), facts["outputs"]), experiment.model.layers
-    spec = LayerSpec.of(template, groups) if template is not None else None
-
-    names = tuple(facts["names"])
-
+    spec, names = LayerSpec.of(template, groups) if template is not None else None, tuple(facts["names"])
     models: Callable[[], Layers] = dict
     if template is not None and spec is not None:
         record.freeze(template, spec)
@@ -219,8 +215,9 @@ def run(
     facts = _facts(experiment, federation, layers)
     if resume and out is not None and not overwrite:
         before = RunRecord.unfinished(out)
-        same = read_tables(before.config) | {"machine": {}} == experiment.decisive() | {"machine": {}}
-        if not same or before.facts() | {"version": ""} != facts | {"version": ""}:
+        tables = read_tables(before.config)
+        tables.pop(Machine.section, None)
+        if tables != experiment.decisive() or before.facts() | {"version": __version__} != facts:
             raise RunError(f"{out} holds a run with other settings, layers or data: resume it with its own")
         record: RunRecord | None = RunRecord.resume(out)
     elif resume:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pfedla.errors import ConfigError, ModelError
-from pfedla.settings import RESOLVED, Settings
+from pfedla.settings import RESOLVED, Settings, name_of
 
 __all__ = ["OBJECTIVES", "Binary", "Classification", "Custom", "MultiLabel", "Objective", "PerPosition", "Regression"]
 
@@ -69,9 +69,7 @@ class Objective(Settings, ABC):
     @property
     def name(self) -> str:
         """The name by which configuration knows it: a short one, or `package.module:Class`."""
-        kind = type(self)
-        known = {cls: name for name, cls in OBJECTIVES.items()}
-        return known.get(kind, f"{kind.__module__}:{kind.__qualname__}")
+        return name_of(self, OBJECTIVES)
 
 
 @dataclass(frozen=True)

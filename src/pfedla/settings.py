@@ -26,7 +26,7 @@ import numpy as np
 
 from pfedla.errors import ConfigError, unknown_name
 
-__all__ = ["RESOLVED", "Count", "NonNegative", "Positive", "Range", "Settings", "Share", "build", "names_of"]
+__all__ = ["RESOLVED", "Count", "NonNegative", "Positive", "Range", "Settings", "Share", "build", "name_of", "names_of"]
 
 T = TypeVar("T", bound="Settings")
 RESOLVED = {"resolved": True}  # metadata of a field that a method fills in itself and configuration does not show
@@ -79,6 +79,12 @@ class Settings:
 def names_of(settings: Settings | type[Settings]) -> list[str]:
     """Return the names of the settings, without what a method fills in itself."""
     return [field.name for field in dataclasses.fields(settings) if "resolved" not in field.metadata]
+
+
+def name_of(settings: Settings, known: Mapping[str, type]) -> str:
+    """Return the name by which configuration knows a class of settings: a short one, or `package.module:Class`."""
+    kind = type(settings)
+    return next((name for name, other in known.items() if other is kind), f"{kind.__module__}:{kind.__qualname__}")
 
 
 def build(kind: type[T], table: Mapping[str, Any]) -> T:
