@@ -51,6 +51,7 @@ DATA_OPTIONS: tuple[tuple[str, str, type, str], ...] = (  # option, where its va
     ("clients", "data.clients", int, "How many clients there are."),
     ("samples-per-client", "data.samples_per_client", int, "A client's training and test samples together."),
     ("test-samples-per-client", "data.test_samples_per_client", int, "Test each client on this many samples instead."),
+    ("validation", "data.validation", float, "Score on this share of the training samples, held out, and not on test."),
     ("seed", "schedule.seed", int, "Decides every random number."),
 )
 METHOD_OPTION = (("algorithm", "algorithm.name", str, f"{', '.join(ALGORITHMS)}, or package.module:Class."),)
@@ -274,9 +275,16 @@ def _compare(
 
 @cli.command()
 @click.argument("comparisons", nargs=-1, required=True, type=_path)
-@click.option("--value", type=click.Choice(VALUES), default=VALUES[0], show_default=True, help="What to show.")
+@click.option(
+    "--value",
+    type=click.Choice(VALUES),
+    default=VALUES[:1],
+    show_default=True,
+    multiple=True,
+    help="What to show; several give a column each.",
+)
 @click.option("--against", metavar="METHOD", help="Show differences from this method, taken seed by seed.")
-def table(comparisons: tuple[Path, ...], value: str, against: str | None) -> None:
+def table(comparisons: tuple[Path, ...], value: tuple[str, ...], against: str | None) -> None:
     """Put comparisons side by side: a Markdown table with a row per method and a column per comparison.
 
     A comparison is a folder that `pfedla compare` wrote, or its comparison.json under any name.

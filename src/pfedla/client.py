@@ -109,10 +109,10 @@ class Runtime:
 
     def evaluate(self, job: Job) -> Evaluation:
         """Score the personalized model, and the one after the client's latest training."""
-        test = [self.data[job.client].test]
-        scores = [score(self.model, self.personalize(job), test)]
+        train, test = ([part] for part in self.data[job.client])
+        scores = [score(self.model, self.personalize(job), test, train)]
         if int(job.kept.rounds):
-            scores.append(score(self.model, job.kept.own, test))
+            scores.append(score(self.model, job.kept.own, test, train))
         else:
             scores.append({metric: values * torch.nan for metric, values in scores[0].items()})
         before, after = ({metric: float(values[0]) for metric, values in found.items()} for found in scores)

@@ -197,6 +197,9 @@ def _modernized(tables: dict[str, Any]) -> tuple[Tables, list[str]]:
         else:  # everybody is everybody's candidate
             new["algorithm"] = {key: value for key, value in method.items() if key not in FEW}
         moved.append("algorithm.peers and algorithm.refresh are now settings of the algorithm pfedla-peers")
+    if named in ("pfedla", "heurpfedla", "pfedla-peers") and "statistics" in method:
+        new["algorithm"] = {key: value for key, value in new["algorithm"].items() if key != "statistics"}
+        moved.append("algorithm.statistics is gone: running statistics are those on the client's training samples")
     return new, moved
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from pfedla import kernels
 from pfedla.algorithm import Algorithm
 from pfedla.client import Setting
 from pfedla.config import Experiment, Machine, algorithm_name, read_tables
@@ -31,7 +32,7 @@ from pfedla.rounds import Outcome, Schedule, Watch, participants
 from pfedla.rounds import run as run_rounds
 from pfedla.storage import mapped
 from pfedla.training import Training
-from pfedla.version import __version__
+from pfedla.version import __version__, commit
 
 __all__ = ["experiment_of", "federation_of", "load", "prepare", "resume", "run", "run_experiment"]
 
@@ -127,6 +128,7 @@ def run(
     objective: Objective | None = None,
     layers: Groups | None = None,
     train_fraction: float = 0.7,
+    validation: float | None = None,
     eval_every: int = 5,
     seed: int = 0,
     workers: int | None = None,
@@ -165,6 +167,8 @@ def run(
         Modules to join into one layer, `{"encoder": "encoder.*"}`; by default each module is a layer.
     train_fraction
         The share of a client's samples to train on, if it brings no test data.
+    validation
+        Hold out this share of the training samples and score on it, not on test samples: to choose settings by.
     eval_every
         Rounds between evaluations; the last round is always evaluated.
     seed
@@ -198,9 +202,9 @@ def run(
     objective = objective or Classification()
     if not isinstance(objective, Objective):
         raise ConfigError(f"objective must be one such as pfedla.Regression(), not {objective!r}")
-    data = Data(clients=max(1, len(clients)), train_fraction=train_fraction)
+    data = Data(clients=max(1, len(clients)), train_fraction=train_fraction, validation=validation)
     names = [f"client-{i}" for i in range(len(clients))]
-    federation = own_data(clients, names, train_fraction, seed, objective)
+    federation = own_data(clients, names, train_fraction, seed, objective, validation=validation)
     experiment = Experiment(
         algorithm,
         data,
@@ -334,6 +338,7 @@ def _result(setting: Setting, experiment: Experiment, federation: Federation, ou
         "clients": len(federation.data),
         "rounds": experiment.schedule.rounds,
         "seed": experiment.schedule.seed,
+        "scored_on": federation.scored_on,
         "headline": objective.headline,
         "higher_is_better": objective.higher_is_better,
         "percent": objective.percent,
@@ -346,6 +351,9 @@ def _result(setting: Setting, experiment: Experiment, federation: Federation, ou
         "overhead_up": ledger.overhead_up,
         "seconds": round(outcome.seconds, 3),
         "samples_per_second": round(passes / outcome.seconds, 1),
+        "version": __version__,
+        "commit": commit(),
+        "compiled_loop": kernels.level(),
     }
     personalized, names = outcome.personalized, federation.names
     template, spec = setting.template, setting.spec

@@ -31,6 +31,7 @@ from pfedla.storage import repeat
 
 __all__ = [
     "COUNTERS",
+    "NORMS",
     "STATS",
     "LayerSpec",
     "Layers",
@@ -170,14 +171,6 @@ class LayerSpec:
     def size(self, layer: str) -> int:
         """Return how many parameters of a layer are trained."""
         return self.slots[layer][-1].stop
-
-    def source(self, layer: str) -> str:
-        """Return the layer whose output a layer's running statistics describe.
-
-        A norm's statistics are those of the layer before it; a group that holds the norm's input has its own.
-        """
-        place = self.names.index(layer)
-        return self.names[place - 1] if layer in self.norms and place else layer
 
     @property
     def parameters(self) -> int:

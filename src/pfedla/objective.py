@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -21,6 +22,7 @@ from pfedla.settings import RESOLVED, Settings, name_of
 
 __all__ = ["OBJECTIVES", "Binary", "Classification", "Custom", "MultiLabel", "Objective", "PerPosition", "Regression"]
 
+KNOWN_CLASSES, CLASS_PRIOR = "accuracy_known_classes", "accuracy_class_prior"
 Ratios = dict[str, tuple[Tensor | float, Tensor | float]]  # {metric: (sum, what it is divided by)}
 
 
@@ -35,6 +37,7 @@ class Objective(Settings, ABC):
     higher_is_better: bool = False
     percent: bool = False
     by_class: bool = False  # targets are labels of classes, one per sample, which can be counted
+    control_names: ClassVar[tuple[str, ...]] = ()  # what `controls` measures
 
     @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -43,6 +46,14 @@ class Objective(Settings, ABC):
     @abstractmethod
     def measure(self, outputs: Tensor, targets: Tensor) -> Ratios:
         """Return each metric of a batch as a sum and what it is divided by, the headline first; `loss` among them."""
+
+    def prior(self, targets: Tensor) -> Tensor | None:  # noqa: ARG002
+        """Return what a client's training targets tell before any input is seen, for `controls`; None if nothing."""
+        return None
+
+    def controls(self, outputs: Tensor, targets: Tensor, prior: Tensor) -> Ratios:  # noqa: ARG002
+        """Measure the same outputs with that knowledge added: what it explains, personalization need not."""
+        return {}
 
     def finish(self, means: dict[str, float]) -> dict[str, float]:
         """Return the metrics that the ratios over all batches stand for."""
@@ -80,6 +91,7 @@ class Classification(Objective):
     higher_is_better = True
     percent = True
     by_class = True
+    control_names = (KNOWN_CLASSES, CLASS_PRIOR)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the cross-entropy."""
@@ -88,7 +100,21 @@ class Classification(Objective):
     def measure(self, outputs: Tensor, targets: Tensor) -> Ratios:
         """Count right answers, and add up cross-entropies."""
         total = functional.cross_entropy(outputs, targets, reduction="sum")
-        return {"accuracy": ((outputs.argmax(1) == targets).sum(), len(targets)), "loss": (total, len(targets))}
+        return {"accuracy": _right(outputs, targets), "loss": (total, len(targets))}
+
+    def prior(self, targets: Tensor) -> Tensor:
+        """Count the client's training samples of each class."""
+        return torch.bincount(targets)
+
+    def controls(self, outputs: Tensor, targets: Tensor, prior: Tensor) -> Ratios:
+        """Count right answers among the classes the client trains on, and those of logits plus log frequencies.
+
+        If clients differ in how often they see a class and in nothing else, the second makes a common classifier a
+        personal one without any training.
+        """
+        share = functional.pad(prior, (0, outputs.shape[1] - len(prior))).to(outputs) / prior.sum()
+        known = outputs.masked_fill(share == 0, -torch.inf)
+        return {KNOWN_CLASSES: _right(known, targets), CLASS_PRIOR: _right(known + share.log(), targets)}
 
     def outputs(self, targets: Sequence[np.ndarray]) -> int:
         """Return the number of classes."""
@@ -251,6 +277,11 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "multi-label": MultiLabel,
     "per-position": PerPosition,
 }
+
+
+def _right(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
+    """Count right answers, and answers."""
+    return (outputs.argmax(1) == targets).sum(), len(targets)
 
 
 def _alike(targets: Tensor, outputs: Tensor) -> Tensor:

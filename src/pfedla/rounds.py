@@ -281,11 +281,13 @@ def _record(server: Server, scores: Evaluated, objective: Objective, seconds: fl
         f"{name}_worst": known.min if up else known.max,
         f"{name}_p{tail}": lambda: np.percentile(known, tail),
     }
-    metrics, nobody = dict.fromkeys([name, *scores.personalized, "loss"]), np.array([])  # the same in every record
+    controls, nobody = objective.control_names, np.array([])
+    metrics = dict.fromkeys([name, *scores.personalized, "loss", *controls])  # the same in every record
+    means = {metric: _mean(scores.personalized.get(metric, nobody)) for metric in metrics if metric != name}
     return {
         "round": server.t,
         **{key: float(figure()) if len(known) else None for key, figure in spread.items()},
-        **{f"{metric}_mean": _mean(scores.personalized.get(metric, nobody)) for metric in metrics if metric != name},
+        **{metric if metric in controls else f"{metric}_mean": mean for metric, mean in means.items()},
         **{f"{metric}_after_training": _mean(scores.after_training.get(metric, nobody)) for metric in metrics},
         "bytes_down": server.ledger.down,
         "bytes_up": server.ledger.up,

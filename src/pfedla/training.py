@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pfedla.engine import FlatModel
 from pfedla.errors import ConfigError, RunError
-from pfedla.layers import Layers
+from pfedla.layers import NORMS, STATS, Layers, kind_of
 from pfedla.randomness import seed_of, stream
 from pfedla.settings import Count, NonNegative, Positive, Range, Settings
 
@@ -151,6 +151,17 @@ class Task:
         """The number of training examples of each client: `(clients,)`."""
         return torch.tensor([len(samples) for samples in self.samples], dtype=torch.int64)
 
+    @property
+    def path(self) -> Tensor:
+        """How far a gradient of length 1 takes each client in a round of `fit`, `(clients,)`: lr x local steps.
+
+        A round's change divided by it is minus the mean gradient along the way.
+        """
+        training = self.training
+        rate = training.lr / (1 - training.momentum)
+        steps = [len(_sizes(len(samples), training.batch_size)) * training.local_epochs for samples in self.samples]
+        return rate * torch.tensor(steps, dtype=torch.float64)
+
     def split(self, share: float, *key: str | int) -> tuple[Task, Task]:
         """Return the task on a random share of each client's samples, and on the rest.
 
@@ -237,32 +248,75 @@ class Task:
             rows.append(self.model.read())
         return {key: torch.cat([row[key] for row in rows]) for key in rows[0]}
 
+    @torch.no_grad()
+    def normalized(self, layers: Layers) -> Layers:
+        """Return each row with the running statistics that its norms have on the client's training samples.
+
+        It takes one pass forward, in which nothing else changes; without such norms, no pass.
+        """
+        module = self.model.module
+        norms = [norm for norm in module.modules() if isinstance(norm, NORMS) and norm.running_mean is not None]
+        if not norms:
+            return layers
+        momenta, rows = [norm.momentum for norm in norms], []
+        try:
+            for row, samples in enumerate(self.samples):
+                self.model.load(layers, row)
+                module.eval()
+                for norm in norms:
+                    norm.reset_running_stats()
+                    norm.momentum = None  # the mean over batches
+                    norm.train()
+                for index in torch.arange(len(samples)).split(_sizes(len(samples), EVALUATION_BATCH)):
+                    module(samples.take(index, self.model.weights)[0])
+                rows.append(self.model.read())
+        finally:
+            for norm, momentum in zip(norms, momenta, strict=True):
+                norm.momentum = momentum
+        statistics = [key for key in layers if kind_of(key) == STATS]
+        return layers | {key: torch.cat([row[key] for row in rows]) for key in statistics}
+
     def _batches(self, row: int, epochs: int, part: str) -> Batches:
         """Yield every sample once per epoch, in an order fixed by seed, round and client."""
         samples, size = self.samples[row], self.training.batch_size
         generator = stream(self.seed, "batches" + part, self.t, self.ids[row])
         for _ in range(epochs):
-            batches = list(torch.randperm(len(samples), generator=generator).split(size))
-            if size > 1 and len(batches) > 1 and len(batches[-1]) == 1:  # batch norm cannot train on a single sample
-                batches[-2:] = [torch.cat(batches[-2:])]
-            for index in batches:
+            for index in torch.randperm(len(samples), generator=generator).split(_sizes(len(samples), size)):
                 yield samples.take(index, self.model.weights)
 
 
+def _sizes(samples: int, size: int) -> list[int]:
+    """Return the sizes of an epoch's batches; a single sample joins the batch before it, for batch norm's sake."""
+    sizes = [size] * (samples // size) + [samples % size] * (samples % size > 0)
+    if size > 1 and len(sizes) > 1 and sizes[-1] == 1:
+        sizes[-2:] = [size + 1]
+    return sizes
+
+
 @torch.inference_mode()
-def score(model: FlatModel, layers: Layers, samples: Sequence[Samples]) -> Scores:
-    """Return the metrics of each row of `layers` on its client's samples; NaN without samples."""
+def score(
+    model: FlatModel, layers: Layers, samples: Sequence[Samples], train: Sequence[Samples] | None = None
+) -> Scores:
+    """Return the metrics of each row of `layers` on its client's samples; NaN without samples.
+
+    With the clients' training samples, the objective's controls are among them.
+    """
     objective, scores = model.objective, list[dict[str, float]]()
     for row, test in enumerate(samples):
+        prior = objective.prior(train[row].targets) if train else None
         model.load(layers, row)
         model.module.eval()
         sums: dict[str, list[float]] = {}
         for start in range(0, len(test), EVALUATION_BATCH):
             x, y = test.take(slice(start, start + EVALUATION_BATCH), model.weights)
-            for metric, ratio in objective.measure(model.module(x), y).items():
+            outputs = model.module(x)
+            found = objective.measure(outputs, y)
+            if prior is not None:
+                found |= objective.controls(outputs, y, prior.to(y.device))
+            for metric, ratio in found.items():
                 total = sums.setdefault(metric, [0.0, 0.0])
                 total[:] = (so_far + float(part) for so_far, part in zip(total, ratio, strict=True))
         means = {metric: above / below if below else math.nan for metric, (above, below) in sums.items()}
         scores.append(objective.finish(means) if means else {})
-    metrics = dict.fromkeys([objective.headline, *(metric for found in scores for metric in found), "loss"])
-    return {metric: np.array([found.get(metric, math.nan) for found in scores]) for metric in metrics}
+    metrics = dict.fromkeys([objective.headline, *(metric for means in scores for metric in means), "loss"])
+    return {metric: np.array([means.get(metric, math.nan) for means in scores]) for metric in metrics}

@@ -15,20 +15,20 @@ ids            the n clients at hand, of N; L is the number of layers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from pfedla.algorithm import Algorithm, State
 from pfedla.algorithms.hypernetwork import draw_hypernetworks, hypernetwork, hypernetwork_gradient
 from pfedla.errors import ConfigError
-from pfedla.layers import STATS, Layers, LayerSpec, bank, kind_of, layer_of
+from pfedla.layers import Layers, LayerSpec, bank, change, kind_of, layer_of
 from pfedla.optimizer import Optimizer, Rows, TrainState
-from pfedla.settings import RESOLVED, Count, Positive, Range
+from pfedla.settings import Count, Positive, Range
+from pfedla.training import Task
 from pfedla.wire import Payload
 
 __all__ = [
@@ -37,12 +37,15 @@ __all__ = [
     "Hypernetworks",
     "PFedLA",
     "aggregate",
+    "centred",
     "head_rows",
     "inner_products",
     "retained",
 ]
 
 Product = Callable[[Tensor, Tensor], Tensor]
+
+ROUNDING = 2**8  # times the machine's precision: equal inner products of long vectors differ by less
 
 
 class Clients(NamedTuple):
@@ -53,14 +56,12 @@ class Clients(NamedTuple):
     heads: TrainState
 
 
-def aggregate(
-    alpha: Tensor, theta: Layers, names: tuple[str, ...], sources: Mapping[str, str], mix: Product = torch.matmul
-) -> Layers:
+def aggregate(alpha: Tensor, theta: Layers, names: tuple[str, ...], mix: Product = torch.matmul) -> Layers:
     """Eqs. 5-6: θ̄_i^l = Σ_j α_i^{l,j} θ_j^l, one matrix product per layer: `{entry: (n, values)}`.
 
-    Running statistics ride along under the weights of the layer in `sources`, their own by default.
+    Running statistics ride along with their layer.
     """
-    layer = {key: names.index(sources.get(key, layer_of(key))) for key in theta}
+    layer = {key: names.index(layer_of(key)) for key in theta}
     return {key: mix(alpha[:, layer[key]].contiguous().to(rows), rows) for key, rows in theta.items()}
 
 
@@ -69,6 +70,17 @@ def inner_products(
 ) -> Tensor:
     """G_i[l, j] = <Δθ_i^l, θ_j^l> of the trained parameters alone: `(n, L, N)`."""
     return torch.stack([inner(delta[name], theta[name]) for name in names], dim=1)
+
+
+def centred(g: Tensor) -> Tensor:
+    """Return G less its mean over the candidates, which moves no softmax.
+
+    Where all candidates hold the same layer, as all do before the first round, what is left is rounding: it becomes 0,
+    for Adam would make a whole step of it.
+    """
+    left = g - g.mean(-1, keepdim=True)
+    rounding = ROUNDING * torch.finfo(g.dtype).eps * g.abs().amax(-1, keepdim=True)
+    return left.masked_fill(left.abs().amax(-1, keepdim=True) <= rounding, 0)
 
 
 def retained(alpha: Tensor, own: Tensor, k: int) -> Tensor:
@@ -91,22 +103,19 @@ class Hypernetworks(Algorithm[State]):
     """Hypernetworks: what pFedLA and its variant with few candidates share, their settings and their steps."""
 
     retain: Annotated[int, Range(least=0)] = 0
-    hyper_lr: Positive = 1e-3
-    hyper_optimizer: Literal["adam", "sgd"] = "adam"
+    hyper_optimizer: Literal["sgd", "mean-sgd", "adam"] = "adam"
+    hyper_lr: Positive | None = None  # 0.001 for Adam, else 1
     embedding: Count = 100
     hidden: Count = 100
-    statistics: Literal["source", "own"] = "source"
-    sources: dict[str, str] | None = field(default=None, hash=False, metadata=RESOLVED)  # statistics entry -> layer
 
     def for_model(self, spec: LayerSpec) -> Self:
-        """Check the number of retained layers, and settle whose weights the running statistics take."""
+        """Check the number of retained layers."""
         if self.retain > len(spec.names):
             raise ConfigError(
                 f"algorithm.retain = {self.retain}: this model has {len(spec.names)} layers "
                 f"({', '.join(spec.names)}), so it must be from 0 to {len(spec.names)}"
             )
-        stats = [key for key in spec.slots if kind_of(key) == STATS and self.statistics == "source"]
-        return replace(self, sources={key: spec.source(layer_of(key)) for key in stats})
+        return self
 
     def draw(self, theta: Layers, n: int, columns: int, rng: torch.Generator) -> Clients:
         """Algorithm 1, line 1: one common model; an embedding and a hypernetwork drawn for each client."""
@@ -117,33 +126,44 @@ class Hypernetworks(Algorithm[State]):
         """Algorithm 1, line 5, and Algorithm 2, lines 5-7: θ̄_i without the retained layers."""
         names, alpha = _names(clients.theta), hypernetwork(*_rows(clients, ids))  # (n, L, N)
         keep = retained(alpha, own, self.retain)  # (n, L)
-        if self.retain:  # statistics that ride under a retained layer's weights stay the client's, too
-            alone = functional.one_hot(own, alpha.shape[-1]).to(alpha).unsqueeze(1)  # (n, 1, N)
-            alpha = torch.where(keep.unsqueeze(-1), alone, alpha)
-        return Payload.of(aggregate(alpha, clients.theta, names, self.resolved(self.sources), mix), ~keep, names)
+        return Payload.of(aggregate(alpha, clients.theta, names, mix), ~keep, names)
 
-    def step(self, clients: Clients, ids: Tensor, got: Payload, delta: Layers, **inner: Product) -> Clients:
-        """Algorithm 1, lines 7-8: all from the previous round's θ, as if the clients came in parallel.
+    def step(self, clients: Clients, ids: Tensor, got: Payload, upload: Payload, **inner: Product) -> Clients:
+        """Algorithm 1, lines 7-8, and Algorithm 2, lines 9-10: all from the previous round's θ, as if in parallel.
 
-        Eqs. 10-11 move the hypernetworks up their gradient; the heads of retained layers take no step.
+        Eqs. 10-11 move the hypernetworks up their gradient, with the whole Δθ: retained layers take the step, too.
         """
-        theta, body, heads = clients
-        g = inner_products(delta, theta, got.names, **inner).to(body.value["v"])  # (n, L, N)
-        if self.retain:
-            g = g.masked_fill(~got.sent.unsqueeze(-1), 0)
+        (theta, body, heads), delta = clients, upload.layers
+        g = centred(inner_products(delta, theta, got.names, **inner).to(body.value["v"]))  # (n, L, N)
+        if self.hyper_optimizer == "mean-sgd":
+            g /= upload.values["path"].to(g).view(-1, 1, 1)
         to_body, to_heads = hypernetwork_gradient(*_rows(clients, ids), g)
-        if self.retain:
-            to_heads = {name: x[got.sent.flatten()] for name, x in to_heads.items()}
         self._optimizer.ascend(body, to_body, ids)
-        self._optimizer.ascend(heads, to_heads, head_rows(ids, len(got.names))[got.sent])
+        self._optimizer.ascend(heads, to_heads, head_rows(ids, len(got.names)).flatten())
         received = got.fill({key: rows[ids] for key, rows in theta.items()}) if self.retain else got.layers
         for key, rows in theta.items():
             rows.index_copy_(0, ids, received[key] + delta[key])
         return clients
 
+    def shown(self, alpha: Tensor, own: Tensor) -> dict[str, Tensor]:
+        """Return all clients' weights and, if layers are retained, which."""
+        return {"alpha": alpha} | ({"retained": retained(alpha, own, self.retain)} if self.retain else {})
+
+    def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
+        """Algorithm 1, lines 9-14; the change goes up, and for mean gradients lr x local steps."""
+        received = got.fill(own)
+        trained = task.fit(received)
+        path = {"path": task.path} if self.hyper_optimizer == "mean-sgd" else {}
+        return trained, self.send(change(trained, received), examples=task.examples, **path)
+
+    def personalize(self, own: Layers, got: Payload, task: Task) -> Layers:
+        """Return θ̄_i, the retained layers filled in; a mixture's running statistics are its own."""
+        return task.normalized(got.fill(own))
+
     @property
     def _optimizer(self) -> Optimizer:
-        return Optimizer(self.hyper_optimizer, self.hyper_lr)
+        rule: Literal["adam", "sgd"] = "adam" if self.hyper_optimizer == "adam" else "sgd"
+        return Optimizer(rule, self.hyper_lr or (1e-3 if rule == "adam" else 1.0))
 
 
 @dataclass(frozen=True)
@@ -152,9 +172,9 @@ class PFedLA(Hypernetworks[Clients]):
 
     `retain=k` is HeurpFedLA: the k layers with the largest self-weights stay at the client.
 
-    `statistics` says under which weights a batch norm's running mean and variance are mixed: those of the layer
-    whose output they describe (`"source"`), or the batch norm's own (`"own"`). They belong to that output: once a
-    convolution is a client's own, foreign statistics behind it normalise values that never occur.
+    `hyper_optimizer` is the hypernetworks' step. `"sgd"` with `hyper_lr=1` is Eqs. 10-11 as printed. `"mean-sgd"` puts
+    the clients' mean gradients in place of their changes: Δθ_i / (lr x local steps), so that the step does not depend
+    on how long or how fast clients train. `"adam"` does not depend on the gradient's scale at all.
     """
 
     def init(self, theta: Layers, n: int, rng: torch.Generator) -> Clients:
@@ -167,11 +187,12 @@ class PFedLA(Hypernetworks[Clients]):
 
     def update(self, state: Clients, ids: Tensor, got: Payload, upload: Payload) -> Clients:
         """Take the clients' changes."""
-        return self.step(state, ids, got, upload.layers)
+        return self.step(state, ids, got, upload)
 
     def diagnostics(self, state: Clients) -> dict[str, Tensor]:
-        """Return the aggregation weights of all clients: α `(N, L, N)`."""
-        return {"alpha": hypernetwork(state.body.value, state.heads.value)}
+        """Return the aggregation weights of all clients, α `(N, L, N)`, and which layers stay at them, `(N, L)`."""
+        alpha = hypernetwork(state.body.value, state.heads.value)
+        return self.shown(alpha, torch.arange(len(alpha)))
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ __all__ = [
     "choose",
     "current",
     "first_peers",
+    "own_column",
     "refresh",
     "replace_columns",
     "sketch",
@@ -166,6 +167,11 @@ def replace_columns(heads: TrainState, rows: Tensor, changed: Tensor) -> None:
                 moments[name][rows] = mine
 
 
+def own_column(candidates: Tensor, ids: Tensor) -> Tensor:
+    """Return where each client stands among its candidates: `(n,)`."""
+    return (candidates == ids[:, None]).int().argmax(1)
+
+
 def candidates_product(weights: Tensor, rows: Tensor, candidates: Tensor) -> Tensor:
     """Return Σ_j weights_ij rows_j over the candidates j of each client i, `(n, values)`."""
     return functional.embedding_bag(candidates, rows, per_sample_weights=weights, mode="sum")
@@ -208,14 +214,14 @@ class PFedLAPeers(Hypernetworks[PeerClients]):
     def download(self, state: PeerClients, ids: Tensor) -> Payload:
         """Send θ̄_i, mixed from the candidates' models."""
         candidates = current(state.peers, ids)
-        own = (candidates == ids[:, None]).int().argmax(1)  # the client's own column
+        own = own_column(candidates, ids)
         return self.mixed(state.clients, ids, own, partial(candidates_product, candidates=candidates))
 
     def update(self, state: PeerClients, ids: Tensor, got: Payload, upload: Payload) -> PeerClients:
         """Take the clients' changes; replace candidates where it is time."""
         candidates = current(state.peers, ids)
         inner = partial(candidates_inner, candidates=candidates)
-        self.step(state.clients, ids, got, upload.layers, inner=inner)
+        self.step(state.clients, ids, got, upload, inner=inner)
         chosen = refresh(state.peers, ids, candidates, upload.layers, got.names, self.refresh)  # (n, m + 1)
         for rows, changed in zip(head_rows(ids, len(got.names)), chosen != candidates, strict=True):
             if changed.any():
@@ -226,4 +232,6 @@ class PFedLAPeers(Hypernetworks[PeerClients]):
     def diagnostics(self, state: PeerClients) -> dict[str, Tensor]:
         """Return the aggregation weights of all clients, α `(N, L, m + 1)`, and whose they are, `(N, m + 1)`."""
         alpha = hypernetwork(state.clients.body.value, state.clients.heads.value)
-        return {"alpha": alpha, "candidates": current(state.peers, torch.arange(len(alpha)))}
+        ids = torch.arange(len(alpha))
+        candidates = current(state.peers, ids)
+        return {**self.shown(alpha, own_column(candidates, ids)), "candidates": candidates}

@@ -13,16 +13,17 @@ alpha          α_ij = softmax_j(s_ij / τ): `(n, L, N)`; τ is the temperature
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Self
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pfedla.algorithm import Algorithm
 from pfedla.algorithms.pfedla import aggregate
-from pfedla.layers import STATS, Layers, LayerSpec, bank, kind_of, layer_of
-from pfedla.settings import RESOLVED, Positive
+from pfedla.layers import Layers, bank, kind_of
+from pfedla.settings import Positive
+from pfedla.training import Task
 from pfedla.wire import Payload
 
 __all__ = ["Bank", "SimilarityLayer", "SimilarityModel", "cosine", "inner"]
@@ -53,11 +54,6 @@ class SimilarityLayer(Algorithm[Bank]):
     """SimilarityLayer: each layer is a mixture of all clients', by the cosine similarity of what that layer learned."""
 
     temperature: Positive = 0.05  # ours: the own layer counts e²⁰ times as much as an orthogonal one
-    sources: dict[str, str] | None = field(default=None, hash=False, metadata=RESOLVED)  # statistics entry -> layer
-
-    def for_model(self, spec: LayerSpec) -> Self:
-        """Settle whose weights running statistics take: those of the layer whose output they describe, as in pFedLA."""
-        return replace(self, sources={k: spec.source(layer_of(k)) for k in spec.slots if kind_of(k) == STATS})
 
     def init(self, theta: Layers, n: int, rng: torch.Generator) -> Bank:  # noqa: ARG002
         """Start everybody from the common model."""
@@ -69,14 +65,17 @@ class SimilarityLayer(Algorithm[Bank]):
 
     def download(self, state: Bank, ids: Tensor) -> Payload:
         """Send Σ_j α_ij θ_j, layer by layer."""
-        sources = self.resolved(self.sources)
-        return self.send(aggregate(self.weights(state, ids), state.theta, tuple(state.start), sources))
+        return self.send(aggregate(self.weights(state, ids), state.theta, tuple(state.start)))
 
     def update(self, state: Bank, ids: Tensor, got: Payload, upload: Payload) -> Bank:
         """Keep what the clients trained."""
         for key, rows in state.theta.items():
             rows[ids] = got.layers[key] + upload.layers[key]
         return state
+
+    def personalize(self, own: Layers, got: Payload, task: Task) -> Layers:
+        """Return the mixture; its running statistics are its own, as in pFedLA."""
+        return task.normalized(got.fill(own))
 
     def diagnostics(self, state: Bank) -> dict[str, Tensor]:
         """Return the aggregation weights of all clients: α `(N, L, N)`."""

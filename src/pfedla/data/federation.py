@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from pfedla.data.datasets import DATASETS, load_dataset
@@ -23,6 +24,7 @@ __all__ = ["Client", "Data", "Federation", "federate", "own_data"]
 
 Array = Tensor | np.ndarray
 Client = tuple[Array, Array] | tuple[Array, Array, Array, Array]
+Fraction = Annotated[float, Range(above=0, below=1)]
 AtLeastTwo = Annotated[int, Range(least=2)]
 
 
@@ -36,7 +38,8 @@ class Data(Settings):
     clients: Count = 10
     samples_per_client: AtLeastTwo = 200
     test_samples_per_client: Count | None = None  # by default the rest of the samples, 1 - train_fraction of them
-    train_fraction: Annotated[float, Range(above=0, below=1)] = 0.7
+    train_fraction: Fraction = 0.7
+    validation: Fraction | None = None  # hold out so much of the training samples, and score on that: never on test
     fewest_samples: AtLeastTwo | None = None  # clients of unequal size, from this to samples_per_client
     reuse: bool = False  # two clients may hold the same sample: for more clients than the data set serves
 
@@ -59,9 +62,10 @@ class Federation(NamedTuple):
     shape: tuple[int, ...]  # of one input
     outputs: int  # that a model needs: one per class, or per value of a target
     classes: tuple[str, ...]  # none if targets are no labels
-    counts: np.ndarray  # (clients, classes, 2): training and test samples
+    counts: np.ndarray  # (clients, classes, 2): training samples, and those that models are scored on
     names: tuple[str, ...]  # of the clients
     note: str = ""  # what the user should know about the data set
+    scored_on: str = "test"  # or "validation"
 
 
 def federate(
@@ -83,7 +87,8 @@ def federate(
         clients: list[Client] = [
             (f.x, f.y) if f.x_test is None or f.y_test is None else (f.x, f.y, f.x_test, f.y_test) for f in files
         ]
-        return own_data(clients, [f.name for f in files], settings.train_fraction, seed, objective)
+        names = [f.name for f in files]
+        return own_data(clients, names, settings.train_fraction, seed, objective, validation=settings.validation)
     if not by_class:
         raise ConfigError(
             f"data.dataset = {settings.dataset!r} has labels of classes: set objective.name to classification, "
@@ -102,7 +107,7 @@ def federate(
         reuse=settings.reuse,
         seed=seed,
     )
-    return Federation(
+    federation = Federation(
         {i: ClientData(*(Samples(x[some], y[some]) for some in part)) for i, part in enumerate(parts)},
         x.shape[1:],
         len(classes),
@@ -111,6 +116,7 @@ def federate(
         tuple(f"client-{client:0{len(str(len(parts) - 1))}}" for client in range(len(parts))),
         dataset.note,
     )
+    return _validated(federation, settings.validation, seed)
 
 
 def own_data(
@@ -119,6 +125,8 @@ def own_data(
     train_fraction: float,
     seed: int,
     objective: Objective | None = None,
+    *,
+    validation: float | None = None,
 ) -> Federation:
     """Check clients' own arrays and divide those that bring no test data."""
     objective = objective or Classification()
@@ -144,7 +152,7 @@ def own_data(
     labels = [(np.asarray(q[1]), np.asarray(q[3])) for q in quartets]
     outputs = objective.outputs([part for pair in labels for part in pair])
     classes = outputs if by_class else 0
-    return Federation(
+    federation = Federation(
         {i: ClientData(Samples(q[0], q[1]), Samples(q[2], q[3])) for i, q in enumerate(quartets)},
         inputs.pop(),
         outputs,
@@ -152,6 +160,23 @@ def own_data(
         count_classes(labels, classes) if by_class else np.zeros((len(quartets), 0, 2), np.int64),
         tuple(names),
     )
+    return _validated(federation, validation, seed)
+
+
+def _validated(federation: Federation, share: float | None, seed: int) -> Federation:
+    """Return the federation with a share of every client's training samples, by class, in place of its test samples."""
+    if share is None:
+        return federation
+    data: dict[int, ClientData] = {}
+    for client, (train, _) in federation.data.items():
+        labels = train.targets.numpy() if federation.classes else np.zeros(len(train), np.int64)
+        part = _divide(labels, 1 - share, seed, f"{federation.names[client]}, data.validation = {share:g}")
+        data[client] = ClientData(*(train.subset(torch.from_numpy(some)) for some in part))
+    counts = federation.counts
+    if federation.classes:
+        pairs = [(train.targets.numpy(), held.targets.numpy()) for train, held in data.values()]
+        counts = count_classes(pairs, len(federation.classes))
+    return federation._replace(data=data, counts=counts, scored_on="validation")
 
 
 def _divide(labels: np.ndarray, train_fraction: float, seed: int, name: str) -> Part:

@@ -13,13 +13,17 @@ from rich.table import Table
 from rich.text import Text
 
 from pfedla.errors import ConfigError, unknown_name
+from pfedla.objective import CLASS_PRIOR, KNOWN_CLASSES
 
 __all__ = ["VALUES", "comparison_table", "overview", "shown"]
 
 Summary = dict[str, Any]
 Cells = dict[str, dict[str, dict[int, float]]]  # method -> comparison -> seed -> value
 
-VALUES = ("headline", "spread", "worst", "after-training", "mb-down", "mb-up", "seconds")
+VALUES = (
+    *("headline", "class-prior", "known-classes", "spread", "worst", "after-training"),
+    *("mb-down", "mb-up", "seconds"),
+)
 
 
 class _Column(NamedTuple):
@@ -33,7 +37,7 @@ class _Column(NamedTuple):
 
     def value(self, summary: Summary) -> float:
         """Return the value, NaN if there is none."""
-        found = summary[self.key]
+        found = summary.get(self.key)
         return math.nan if found is None else float(found)
 
 
@@ -55,6 +59,8 @@ def _columns(summaries: Sequence[Summary]) -> dict[str, _Column]:
     megabytes = lambda value: f"{value / 1e6:,.1f}"  # noqa: E731
     found = (
         _Column(f"{name}\n%" if percent else name, f"{name}_mean", form, up),
+        _Column("class\nprior", CLASS_PRIOR, form, up),
+        _Column("known\nclasses", KNOWN_CLASSES, form, up),
         _Column("±\nclients", f"{name}_std", form),
         _Column("worst\nclient", f"{name}_worst", form, up),
         _Column("after\ntraining", f"{name}_after_training", form, up),
@@ -65,34 +71,41 @@ def _columns(summaries: Sequence[Summary]) -> dict[str, _Column]:
     return dict(zip(VALUES, found, strict=True))
 
 
-def overview(comparisons: Mapping[str, Sequence[Summary]], value: str = "headline", against: str | None = None) -> str:
-    """Return one value of several comparisons as a Markdown table: a row per method, a column per comparison.
+def overview(
+    comparisons: Mapping[str, Sequence[Summary]], values: Sequence[str] = ("headline",), against: str | None = None
+) -> str:
+    """Return values of several comparisons as a Markdown table: a row per method, a column per comparison and value.
 
     Cells are means over the seeds with their standard deviation, the best of a column in bold; where a method has
     fewer seeds than others, their number stands beside it. With a method to hold the others `against`, they are the
     differences from it, taken seed by seed: what makes one seed harder than another for everybody falls out.
     """
-    kinds = {name: _columns(summaries)[value] for name, summaries in comparisons.items()}
+    kinds: dict[str, _Column] = {}  # by heading
     cells: Cells = {}
     for name, summaries in comparisons.items():
-        for summary in summaries:
-            cells.setdefault(summary["label"], {}).setdefault(name, {})[summary["seed"]] = kinds[name].value(summary)
+        known = _columns(summaries)
+        for value in values:
+            heading = name if value == "headline" else f"{name}, {value}"
+            kinds[heading] = known[value]
+            for summary in summaries:
+                found = known[value].value(summary)
+                cells.setdefault(summary["label"], {}).setdefault(heading, {})[summary["seed"]] = found
     if against is not None:
         cells = _differences(cells, against)
-    lines = [["method" if against is None else f"above `{against}`", *comparisons], ["---"] * (1 + len(comparisons))]
+    lines = [["method" if against is None else f"above `{against}`", *kinds], ["---"] * (1 + len(kinds))]
     lines += [[f"`{label}`"] for label in cells]
     for name, kind in kinds.items():
-        found = {label: list(row[name].values()) for label, row in cells.items() if row.get(name)}
-        seeds = max(map(len, found.values()), default=0)
+        column = {label: list(row[name].values()) for label, row in cells.items() if row.get(name)}
+        seeds = max(map(len, column.values()), default=0)
         comparable = kind._replace(better=0) if against is not None and kind.traffic else kind
-        best = _best([fmean(values) for values in found.values()], comparable)
+        best = _best([fmean(found) for found in column.values()], comparable)
         for line, label in zip(lines[2:], cells, strict=True):
-            if label not in found:
+            mean, count = fmean(column.get(label, [math.nan])), len(column.get(label, ()))
+            if math.isnan(mean):
                 line.append("-")
                 continue
-            mean, count = fmean(found[label]), len(found[label])
             text = ("+" if against is not None and mean > 0 else "") + kind.form(mean)
-            text += f" ± {kind.form(_spread(found[label]))}" if count > 1 else ""
+            text += f" ± {kind.form(_spread(column[label]))}" if count > 1 else ""
             line.append((f"**{text}**" if mean == best else text) + (f" ({count} of {seeds})" if count < seeds else ""))
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -119,7 +132,10 @@ def comparison_table(runs: Sequence[tuple[str, Sequence[Summary]]], title: str |
     The headline is that of the personalized models after the final round. The best traffic is the least among the
     methods that communicate at all.
     """
-    kinds = list(_columns([summary for _, summaries in runs for summary in summaries]).values())
+    columns = _columns([summary for _, summaries in runs for summary in summaries])
+    plain = not any(CLASS_PRIOR in summary for _, summaries in runs for summary in summaries)
+    left_out = {"known-classes", *(["class-prior"] if plain else ())}
+    kinds = [kind for value, kind in columns.items() if value not in left_out]
     seeds = max((len(summaries) for _, summaries in runs), default=0)
     caption = _caption(runs, seeds)
     table = Table(title=title, header_style="bold", box=SIMPLE_HEAD, padding=0, caption=caption, caption_justify="left")
@@ -161,8 +177,9 @@ def _caption(runs: Sequence[tuple[str, Sequence[Summary]]], seeds: int) -> str:
     over = f", means over {seeds} seeds" if seeds > 1 else f", seed {first['seed']}"
     best = " * marks the best." if len(runs) > 1 else ""
     name = first.get("headline", "accuracy")
+    control = "the same with the client's class frequencies, " if CLASS_PRIOR in first else ""
     return (
-        f"{of}{over}. {name[0].upper()}{name[1:]} on the clients' test samples after the final round: of the "
-        "personalized models (mean, spread over clients, worst client), and of the models after the clients' latest "
-        f"local training.{best}"
+        f"{of}{over}. {name[0].upper()}{name[1:]} on the clients' {first.get('scored_on', 'test')} samples after the "
+        f"final round: of the personalized models (mean, {control}spread over clients, worst client), and of the "
+        f"models after the clients' latest local training.{best}"
     )
