@@ -173,4 +173,3 @@ def test_hooks_hear_the_block_as_any_module() -> None:
 def test_the_block_is_a_norm_layer_of_its_model() -> None:
     spec = LayerSpec.of(nn.Sequential(nn.Conv2d(3, 16, 3), block(16)))
     assert spec.norms == {"1"}
-    assert spec.source("1") == "0"

@@ -87,7 +87,10 @@ def test_a_run_can_be_repeated_from_its_configuration(pfedla: Any) -> None:
     one, two = (json.loads(Path(name, "summary.json").read_text()) for name in ("one", "two"))
     timed = {"seconds", "samples_per_second"}
     assert {k: v for k, v in one.items() if k not in timed} == {k: v for k, v in two.items() if k not in timed}
-    assert 'name = "heurpfedla"\nretain = 1\nhyper_lr = 0.01\n' in Path("two/config.toml").read_text()
+    assert (
+        'name = "heurpfedla"\nretain = 1\nhyper_optimizer = "adam"\nhyper_lr = 0.01\n'
+        in Path("two/config.toml").read_text()
+    )
 
 
 def test_quiet_prints_nothing(pfedla: Any) -> None:
@@ -212,6 +215,12 @@ def test_table_reads_what_compare_wrote(pfedla: Any) -> None:
     assert code == 0
     assert out.splitlines()[0] == "| method | both | comparison |"
     assert out.splitlines()[2].startswith("| `local` | 0.0 | 0.0 |")
+    code, out, _ = pfedla("table", "both", "--value", "headline", "--value", "class-prior", "--value", "mb-up")
+    assert out.splitlines()[0] == "| method | both | both, class-prior | both, mb-up |"
+    for line, found in zip(out.splitlines()[2:], json.loads(Path("both/comparison.json").read_text()), strict=True):
+        shown = [f"{100 * found[key]:.2f}" for key in ("accuracy_mean", "accuracy_class_prior")]
+        cells = [f"`{found['algorithm']}`", *shown, f"{found['bytes_up'] / 1e6:,.1f}"]
+        assert line.replace("*", "") == f"| {' | '.join(cells)} |"
     code, out, _ = pfedla("table", "both", "--value", "mb-up", "--against", "local")
     assert (code, out.splitlines()[0]) == (0, "| above `local` | both |")
     assert out.splitlines()[2].startswith("| `fedavg` | +")

@@ -50,12 +50,13 @@ def test_after_training_there_is_no_score_of_a_client_that_never_trained() -> No
     made, clients = setting(Local()), data(2, test_seed=9)
     runtime, sent = Runtime(made, clients), download(made, [1])
     first = runtime.run(Job("evaluate", 1, 0, made.enroll(), sent))
-    assert list(first.after_training) == list(first.personalized) == ["accuracy", "loss"]
+    metrics = ["accuracy", "loss", "accuracy_known_classes", "accuracy_class_prior"]
+    assert list(first.after_training) == list(first.personalized) == metrics
     assert all(math.isnan(value) for value in first.after_training.values())
     assert all(math.isfinite(value) for value in first.personalized.values())
     kept, _ = runtime.run(Job("train", 1, 1, made.enroll(), sent))
     second = runtime.run(Job("evaluate", 1, 1, kept, sent))
-    expected = score(runtime.model, kept.own, [clients[1].test])
+    expected = score(runtime.model, kept.own, [clients[1].test], [clients[1].train])
     assert second.after_training == {metric: values[0] for metric, values in expected.items()}
     assert second.after_training == second.personalized  # of a client that trains alone
     assert second.personalized["loss"] < first.personalized["loss"]

@@ -102,7 +102,12 @@ def test_a_configuration_is_complete() -> None:
         ("data", "clients", 0, "data.clients = 0 must be at least 1"),
         ("data", "train_fraction", 1.0, "data.train_fraction = 1.0 must be above 0 and below 1"),
         ("model", "layers", "fc*", "model.layers = 'fc\\*' must be a table"),
-        ("algorithm", "hyper_optimizer", "lion", "algorithm.hyper_optimizer = 'lion': choose one of adam, sgd"),
+        (
+            "algorithm",
+            "hyper_optimizer",
+            "lion",
+            "algorithm.hyper_optimizer = 'lion': choose one of sgd, mean-sgd, adam",
+        ),
     ],
 )
 def test_what_is_wrong_is_refused_with_the_nearest_name(section: str, key: str, value: Any, message: str) -> None:

@@ -73,9 +73,9 @@ def test_values_are_counted_under_their_own_name() -> None:
     table = by_wire(FedFomo(models=models))[0].arrays()
     lines = len(table["round"])
     columns = [key for key in table if ":" in key]
-    assert columns == ["down:header", "up:header", "up:#examples", "up:#weights"]
+    assert columns == ["down:header", "up:header", "up:#examples", "up:#gains"]
     assert table["up:#examples"].tolist() == [8] * lines
-    assert table["up:#weights"].tolist() == [4 * (models - 1)] * lines
+    assert table["up:#gains"].tolist() == [4 * (models - 1)] * lines
     assert np.array_equal(table["up"], by_wire(FedAvg())[0].arrays()["up"])  # the model alone
 
 

@@ -163,7 +163,8 @@ def test_rows_are_every_clients_metrics_in_every_round(tmp_path: Path) -> None:
     result = run(out=tmp_path / "run")
     rows = result.rows()
     assert [(row["round"], row["client"]) for row in rows] == [(t, f"client-{i}") for t in (1, 2) for i in range(3)]
-    assert rows[4].keys() == {"round", "client", "accuracy", "loss", "accuracy_after_training", "loss_after_training"}
+    metrics = ("accuracy", "loss", "accuracy_known_classes", "accuracy_class_prior")
+    assert rows[4].keys() == {"round", "client", *metrics, *(f"{metric}_after_training" for metric in metrics)}
     assert rows[4]["accuracy"] == result.history[1]["clients"]["accuracy"][1]
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == result.history

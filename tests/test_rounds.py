@@ -143,7 +143,8 @@ def test_evaluation_changes_nothing_and_covers_all_clients(
     monkeypatch.setattr("pfedla.rounds.CHUNK", 3)
     other = evaluate(made.algorithm, server.state, fleet, 4, 1)
     same((server.state, fleet.kept), before)
-    assert list(one.personalized) == list(one.after_training) == ["accuracy", "loss"]
+    metrics = ["accuracy", "loss", "accuracy_known_classes", "accuracy_class_prior"]
+    assert list(one.personalized) == list(one.after_training) == metrics
     for metric, values in one.personalized.items():
         assert np.isfinite(values).tolist() == [True] * 4
         np.testing.assert_allclose(other.personalized[metric], values, rtol=0, atol=1e-6)  # products of fewer rows

@@ -171,7 +171,7 @@ def play(clients):
 
 torch.set_num_threads(1)
 numbers, ids = 250_000, torch.tensor([3, 1])
-algorithm = PFedLAPeers(peers=3, embedding=4, hidden=4, sources={})
+algorithm = PFedLAPeers(peers=3, embedding=4, hidden=4)
 upload = Payload.of({"a": torch.ones(2, numbers)}, torch.ones(2, 1, dtype=torch.bool), ("a",))
 play(6)  # brings the code to memory
 print(*play(200))

@@ -43,6 +43,48 @@ def test_heuristic_attention_prefers_models_of_the_same_direction() -> None:
     assert heuristic_attention(W[1:2], torch.tensor([0]), 4.0).tolist() == [[1.0]]  # alone
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e-3])
+def test_attention_is_attention_however_close_the_cosines(scale: float) -> None:
+    """Two groups of models near a common one: the weights of one's own group are those of a clear preference."""
+    generator = torch.Generator().manual_seed(0)
+    common, groups = 10 * torch.randn(1, 500, generator=generator), torch.randn(2, 500, generator=generator)
+    w = common + scale * (groups.repeat_interleave(4, 0) + 0.3 * torch.randn(8, 500, generator=generator))
+    ids = torch.arange(8)
+    xi = heuristic_attention(w, ids)
+    torch.testing.assert_close(xi.sum(1), torch.ones(8, dtype=torch.float64))
+    same_group = (ids[:, None] // 4 == ids // 4) & (ids[:, None] != ids)
+    other_group = ids[:, None] // 4 != ids // 4
+    assert (xi[same_group].view(8, 3).min(1).values > 3 * xi[other_group].view(8, 4).max(1).values).all()
+    even = heuristic_attention(w, ids, 25.0)  # what a fixed σ makes of them
+    assert (even - 1 / 8).abs().max() < 0.02
+    assert torch.equal(heuristic_attention(w, torch.tensor([5, 2])), xi[[5, 2]])  # whoever else is asked for
+
+
+def test_the_scale_of_attention_is_one_over_the_spread_of_the_cosines() -> None:
+    w = (W + torch.tensor([1.0, 2.0, 0.5])).numpy().astype(np.float64)
+    unit = w / np.linalg.norm(w, axis=1, keepdims=True)
+    expected = np.full((3, 3), 1 / 3)
+    for i in range(3):
+        others = [j for j in range(3) if j != i]
+        cosine = unit[others] @ unit[i]
+        weight = np.exp(cosine / cosine.std())
+        expected[i, others] = 2 / 3 * weight / weight.sum()
+    np.testing.assert_allclose(heuristic_attention(torch.from_numpy(w), torch.arange(3)), expected, rtol=1e-9)
+
+
+def test_models_that_are_alike_get_even_weights() -> None:
+    for n in (1, 2, 5):
+        w = torch.randn(1, 40, generator=torch.Generator().manual_seed(1)).repeat(n, 1)
+        torch.testing.assert_close(
+            heuristic_attention(w, torch.arange(n)), torch.full((n, n), 1 / n, dtype=torch.float64)
+        )
+
+
+def test_fedamp_itself_needs_a_sigma() -> None:
+    with pytest.raises(ConfigError, match=r"algorithm\.sigma must be given"):
+        server_of(setting(FedAMP(heuristic=False)), 3)
+
+
 @pytest.mark.parametrize("heuristic", [False, True])
 def test_the_message_is_a_mixture_of_all_models_and_of_their_statistics(heuristic: bool) -> None:
     theta, ids = {key: rows + 1 for key, rows in THETA.items()}, torch.arange(3)

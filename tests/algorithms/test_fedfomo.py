@@ -6,24 +6,29 @@ import torch
 from torch import Tensor
 
 from pfedla.algorithms import FedFomo, Local
-from pfedla.algorithms.fedfomo import HELD_OUT, choose, first_order_weights
+from pfedla.algorithms.fedfomo import HELD_OUT, choose, first_order_gains, weights_of
 from pfedla.layers import COUNTERS, kind_of
+from pfedla.rounds import run_round
 from pfedla.training import ClientData, score
-from tests.world import download, fleet_of, play, same, server_of, setting, task_of, theta_of
+from tests.world import data, download, fleet_of, play, same, server_of, setting, task_of, theta_of
 
 
-def test_weights_are_the_gains_by_distance() -> None:
+def test_weights_are_what_is_gained_by_distance() -> None:
     theta = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0], [2.0, 0.0], [0.0, 0.0]])
     loss = torch.tensor([2.0, 1.0, 3.0, 1.2, 2.0], dtype=torch.float64)
     expected = np.zeros(4)
     for j in range(1, 5):
         distance = np.sqrt(((theta[j] - theta[0]).numpy() ** 2).sum())
-        expected[j - 1] = max((loss[0] - loss[j]).item() / distance, 0) if distance else 0
-    assert expected[:3].tolist() == pytest.approx([1 / 5, 0, 0.8 / 2])
-    np.testing.assert_allclose(first_order_weights(loss, theta), expected / expected.sum(), rtol=1e-9)
-    assert first_order_weights(-loss, theta)[1] == 1  # of the others, none would then do better
-    assert not first_order_weights(torch.zeros(5, dtype=torch.float64), theta).any()
-    assert first_order_weights(torch.tensor([2.0, torch.nan, torch.inf, 1.0, 2.0]), theta).tolist() == [0, 0, 1, 0]
+        expected[j - 1] = (loss[0] - loss[j]).item() / distance if distance else 0
+    assert expected[:3].tolist() == pytest.approx([1 / 5, -1, 0.8 / 2])
+    gains = first_order_gains(loss, theta)
+    np.testing.assert_allclose(gains, expected / np.abs(expected).sum(), rtol=1e-7)
+    np.testing.assert_allclose(weights_of(gains), [1 / 3, 0, 2 / 3, 0], rtol=1e-7)
+    assert weights_of(first_order_gains(-loss, theta))[1] == 1  # of the others, none would then do better
+    assert not first_order_gains(torch.zeros(5, dtype=torch.float64), theta).any()
+    assert not weights_of(torch.tensor([-0.5, 0.0, -0.5])).any()
+    strange = first_order_gains(torch.tensor([2.0, torch.nan, torch.inf, 1.0, 2.0]), theta)
+    assert weights_of(strange).tolist() == [0, 0, 1, 0]
 
 
 def test_candidates_are_the_nearest_unless_explored() -> None:
@@ -77,24 +82,26 @@ def test_the_mixture_of_candidates_and_the_affinities() -> None:
     task = task_of(made, [0, 1, 2])
     got = algorithm.download(state, ids)
     own, upload = algorithm.train(own, got, task)
-    assert not upload.values["weights"].any()  # all models are one: no gain
+    assert not upload.values["gains"].any()  # all models are one: no gain
     state = algorithm.update(state, ids, got, upload)
     assert not state.affinity.any()
+    state.affinity[:] = 10 + torch.arange(9.0).view(3, 3)  # of earlier rounds
+    past = state.affinity.numpy().copy()
     got, chosen = algorithm.download(state, ids), algorithm.candidates(state, ids)
     mixture, (_, upload) = algorithm.personalize(own, got, task), algorithm.train(own, got, task)
     after = algorithm.update(state._replace(theta={k: x.clone() for k, x in state.theta.items()}), ids, got, upload)
     for i in range(3):
         held_out = [task.split(0.2, *HELD_OUT)[0].samples[i]]
         before = score(task.model, theta, held_out)["loss"][0]
-        w = np.zeros(3)
+        gains = np.zeros(3)
         for j in range(3):
             model = {key: own[key][[j]] for key in theta}
             distance = np.sqrt(sum(float((own[name][j] - theta[name][0]).square().sum()) for name in made.spec.names))
-            w[j] = max((before - score(task.model, model, held_out)["loss"][0]) / distance, 0)
-        assert w.any()
-        w /= w.sum()
-        np.testing.assert_allclose(upload.values["weights"][i], w[chosen[i]], rtol=1e-4, atol=1e-6)
-        np.testing.assert_allclose(after.affinity[i], w * (1 - np.eye(3)[i]), rtol=1e-4, atol=1e-6)
+            gains[j] = (before - score(task.model, model, held_out)["loss"][0]) / distance
+        gains /= np.abs(gains).sum()
+        w = np.maximum(gains, 0) / np.maximum(gains, 0).sum()
+        np.testing.assert_allclose(upload.values["gains"][i], gains[chosen[i]], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(after.affinity[i], past[i] + gains * (1 - np.eye(3)[i]), rtol=1e-4, atol=1e-5)
         for key in (key for key in theta if kind_of(key) != COUNTERS):
             np.testing.assert_allclose(mixture[key][i], w @ own[key].numpy(), rtol=1e-4, atol=1e-6)
 
@@ -113,6 +120,22 @@ def test_a_client_without_others_trains_locally() -> None:
     same({key: one.own[key] for key in other.own}, other.own)
 
 
-def test_the_ledger_names_the_weights_that_are_sent() -> None:
+def test_the_ledger_names_the_gains_that_are_sent() -> None:
     played = play(FedFomo(models=3), [[0, 1], [2]])
-    assert played.server.ledger.arrays()["up:#weights"].tolist() == [8, 8, 8]  # of two candidates each, float32
+    assert played.server.ledger.arrays()["up:#gains"].tolist() == [8, 8, 8]  # of two candidates each, float32
+
+
+def test_a_candidate_that_does_worse_is_demoted_below_one_that_was_never_asked_for() -> None:
+    algorithm = FedFomo(models=2, epsilon=0.0)
+    made = setting(algorithm, "mlp", local_epochs=3)
+    server, fleet = server_of(made, 3), fleet_of(made, data(3))
+    for _ in range(2):
+        run_round(made.algorithm, server, fleet, [0, 1, 2])
+    state = server.state
+    state.affinity.zero_()
+    state.affinity[0, 1] = 0.2  # so that client 0 asks for client 1, whose model is now a bad one
+    state.theta["fc2"][1, -1] += 50  # the bias of a class that client 0 does not have
+    assert algorithm.candidates(state, torch.tensor([0])).tolist() == [[1]]
+    run_round(made.algorithm, server, fleet, [0])
+    assert server.state.affinity[0, 1] < 0 == server.state.affinity[0, 2]
+    assert algorithm.candidates(server.state, torch.tensor([0])).tolist() == [[2]]

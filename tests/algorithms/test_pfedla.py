@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor
 
-from pfedla.algorithms import HeurPFedLA, PFedLA, PFedLAPeers
+from pfedla.algorithm import Algorithm
+from pfedla.algorithms import HeurPFedLA, PFedLA, PFedLAPeers, SimilarityLayer, SimilarityModel
 from pfedla.algorithms.hypernetwork import hypernetwork, hypernetwork_gradient
-from pfedla.algorithms.pfedla import Clients, Hypernetworks
+from pfedla.algorithms.pfedla import Clients, Hypernetworks, centred
 from pfedla.algorithms.pfedla_peers import PeerClients
 from pfedla.errors import ConfigError
 from pfedla.layers import Layers
 from pfedla.wire import Payload
-from tests.world import data, download, fleet_of, play, same, server_of, setting
+from tests.world import data, download, fleet_of, play, same, server_of, setting, task_of
 
 N, NAMES = 5, ("a", "b")
 SIZES = {"a": 6, "b": 3, "b#stats": 4}
@@ -59,7 +62,7 @@ def loss(theta_bar: Layers, target: Layers) -> Tensor:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("rule", "lr"), [("adam", 1e-3), ("sgd", 1e-2)])
 def test_a_step_lowers_every_clients_loss(rule: Literal["adam", "sgd"], lr: float, seed: int) -> None:
-    algorithm, target, ids = PFedLA(hyper_lr=lr, hyper_optimizer=rule, sources={}), draw(N, 99 + seed), torch.arange(N)
+    algorithm, target, ids = PFedLA(hyper_lr=lr, hyper_optimizer=rule), draw(N, 99 + seed), torch.arange(N)
     state = started(algorithm, seed)
     theta = copy.deepcopy(state.theta)
     before = algorithm.download(state, ids).layers
@@ -70,7 +73,7 @@ def test_a_step_lowers_every_clients_loss(rule: Literal["adam", "sgd"], lr: floa
 
 
 def test_weight_moves_to_the_model_that_helps() -> None:
-    algorithm = PFedLA(hyper_lr=5e-3, sources={})
+    algorithm = PFedLA(hyper_lr=5e-3)
     state = started(algorithm)
     theta = copy.deepcopy(state.theta)
     target = {key: rows[[3]] for key, rows in theta.items()}  # what client 0 needs is what client 3 has
@@ -109,7 +112,7 @@ def slow_update(algorithm: PFedLA, state: Clients, ids: list[int], delta: Layers
 
 
 def test_a_round_is_computed_from_the_models_before_it() -> None:
-    algorithm, ids = PFedLA(hyper_lr=0.1, hyper_optimizer="sgd", sources={}), [0, 2, 3]
+    algorithm, ids = PFedLA(hyper_lr=0.1, hyper_optimizer="sgd"), [0, 2, 3]
     state, delta = started(algorithm), draw(3, 50)
     theta, weights = slow_update(algorithm, copy.deepcopy(state), ids, delta)
     one_by_one = copy.deepcopy(state)
@@ -127,32 +130,31 @@ def test_a_round_is_computed_from_the_models_before_it() -> None:
 # ---- running statistics and counters
 
 
-@pytest.mark.parametrize(("statistics", "layer"), [("own", "bn"), ("source", "conv")])
-def test_statistics_are_mixed_by_the_weights_of_their_layer_or_of_its_source(
-    statistics: Literal["own", "source"], layer: str
+@pytest.mark.parametrize("kind", [PFedLA, HeurPFedLA, PFedLAPeers, SimilarityLayer, SimilarityModel])
+def test_the_mixture_is_served_with_its_own_statistics_on_the_clients_training_data(
+    kind: Callable[[], Algorithm[Any]],
 ) -> None:
-    made = setting(PFedLA(statistics=statistics))
-    state = server_of(made, N).state
-    state.theta["bn#stats"].copy_(torch.rand(N, 6, generator=torch.Generator().manual_seed(1)))
-    ids = torch.tensor([1, 3])
-    alpha = made.algorithm.diagnostics(state)["alpha"][ids, made.spec.names.index(layer)]
-    got = made.algorithm.download(state, ids)
-    torch.testing.assert_close(got.layers["bn#stats"], alpha @ state.theta["bn#stats"])
-
-
-def test_statistics_behind_a_retained_layer_are_the_clients_own() -> None:
-    algorithm = setting(PFedLA(retain=1)).algorithm
-    theta = {"conv": torch.zeros(1, 2), "bn": torch.zeros(1, 2), "bn#stats": torch.zeros(1, 3), "fc": torch.zeros(1, 1)}
-    state = algorithm.init(theta, N, torch.Generator().manual_seed(0))
-    state.theta["bn#stats"].copy_(torch.arange(15.0).view(N, 3))
-    state.heads.value["bias"].view(N, 3, N)[2, 0, 2] += 2  # client 2 retains conv
-    got = algorithm.download(state, torch.tensor([2]))
-    assert got.sent.tolist() == [[False, True, True]]
-    assert torch.equal(got.layers["bn#stats"][0], state.theta["bn#stats"][2])
+    made = setting(kind())
+    state, ids, task = server_of(made, N).state, [1, 3], task_of(made, [1, 3], clients=N)
+    theta: Layers = (state.clients if isinstance(state, PeerClients) else state).theta
+    for rows in theta.values():
+        rows.copy_(torch.rand(rows.shape, generator=torch.Generator().manual_seed(1)))
+    got = made.algorithm.download(state, torch.tensor(ids))
+    own = {key: row.repeat(2, 1) for key, row in made.enroll().own.items()}
+    served = made.algorithm.personalize(own, got, task)
+    for row, samples in enumerate(task.samples):
+        module = copy.deepcopy(made.template)
+        made.spec.write(module, got.fill(own), row)
+        x, _ = samples.take(slice(None), torch.zeros(1))
+        inputs = module.get_submodule("conv")(x)
+        mean, variance = inputs.mean((0, 2, 3)), inputs.var((0, 2, 3), correction=1)
+        torch.testing.assert_close(served["bn#stats"][row], torch.cat([mean, variance]).detach(), atol=1e-5, rtol=1e-4)
+    for key in served.keys() - {"bn#stats"}:
+        assert torch.equal(served[key], got.fill(own)[key]), key
 
 
 def test_statistics_do_not_enter_the_hypernetworks_step() -> None:
-    algorithm, ids = PFedLA(hyper_optimizer="sgd", hyper_lr=0.1, sources={}), torch.tensor([1, 3])
+    algorithm, ids = PFedLA(hyper_optimizer="sgd", hyper_lr=0.1), torch.tensor([1, 3])
     one, other = started(algorithm), started(algorithm)
     delta, strange = draw(2, 7), draw(2, 7)
     other.theta["b#stats"].mul_(100).add_(5)
@@ -173,7 +175,7 @@ def test_integer_counters_stay_with_their_client() -> None:
 
 
 def test_retained_layers_and_their_statistics_are_not_downloaded() -> None:
-    algorithm = HeurPFedLA(retain=1, sources={})
+    algorithm = HeurPFedLA(retain=1)
     state, ids = started(algorithm), torch.arange(N)
     state.heads.value["bias"].view(N, 2, N)[:, 1] += 50 * torch.eye(N)  # layer b is each client's own
     got = algorithm.download(state, ids)
@@ -181,37 +183,92 @@ def test_retained_layers_and_their_statistics_are_not_downloaded() -> None:
     assert list(got.layers) == ["a"]
 
 
-def test_retained_layers_take_no_hypernetwork_step() -> None:
-    algorithm, ids = HeurPFedLA(retain=1, sources={}), torch.tensor([0, 2])
+@pytest.mark.parametrize("k", [1, 2])
+@pytest.mark.parametrize("rule", ["adam", "sgd"])
+def test_retained_layers_take_the_step_of_the_whole_change(rule: Literal["adam", "sgd"], k: int) -> None:
+    """Algorithm 2, line 10: hypernetworks move as they would if nothing were retained."""
+    algorithm, ids = HeurPFedLA(retain=k, hyper_optimizer=rule, hyper_lr=0.01), torch.tensor([0, 2])
     state = started(algorithm)
     bias = state.heads.value["bias"].view(N, 2, N)
     bias[0, 0, 0] += 2  # client 0 retains layer a, client 2 layer b; both still mix them
     bias[2, 1, 2] += 2
-    keep, move = [0, 5], [1, 4]
-    before = copy.deepcopy(state.heads)
-    for seed in (1, 2):
-        state = step(algorithm, state, ids, draw(2, seed))
-    for part in ("value", "first", "second"):
-        for name, rows in getattr(state.heads, part).items():
-            assert torch.equal(rows[keep], getattr(before, part)[name][keep])
-            assert not torch.equal(rows[move], getattr(before, part)[name][move])
-    assert state.heads.steps.tolist() == [0, 2, 0, 0, 2, 0, 0, 0, 0, 0]
+    without, delta = copy.deepcopy(state), draw(2, 1)
+    before = copy.deepcopy(state.heads.value)
+    one = step(algorithm, state, ids, delta)
+    other = step(replace(algorithm, retain=0), without, ids, delta)
+    same((one.body, one.heads), (other.body, other.heads))
+    for name, rows in one.heads.value.items():
+        for head in (0, 1, 4, 5):  # both heads of clients 0 and 2
+            assert not torch.equal(rows[head], before[name][head])
 
 
-def test_retained_layers_do_not_move_the_embedding() -> None:
-    algorithm, ids = HeurPFedLA(retain=1, sources={}), torch.tensor([0])
-    one = started(algorithm)
-    one.heads.value["bias"].view(N, 2, N)[0, 0, 0] += 2  # client 0 retains layer a
-    other, delta, strange = copy.deepcopy(one), draw(1, 1), draw(1, 1)
-    strange["a"].mul_(-9)
-    same(
-        step(algorithm, one, ids, delta).body,
-        step(algorithm, other, ids, strange).body,
-    )
+def test_diagnostics_tell_which_layers_are_retained() -> None:
+    for algorithm in (HeurPFedLA(retain=1), PFedLA()):
+        state = started(algorithm)
+        state.heads.value["bias"].view(N, 2, N)[:, 1] += 50 * torch.eye(N)
+        found = algorithm.diagnostics(state).get("retained")
+        assert (found is None) == (not algorithm.retain)
+        assert found is None or found.tolist() == [[False, True]] * N
+
+
+# ---- before the models differ
+
+
+@pytest.mark.parametrize("algorithm", [PFedLA(hyper_optimizer="adam"), PFedLAPeers(peers=2, hyper_optimizer="adam")])
+def test_models_that_are_all_alike_move_no_weight(algorithm: Hypernetworks[Any]) -> None:
+    """Inner products of one vector with equal ones differ in their last digits: Adam must not make a step of them."""
+    n, ids = 7, torch.arange(7)
+    generator = torch.Generator().manual_seed(0)
+    theta = {"a": torch.randn(1, 5003, generator=generator), "b": torch.randn(1, 61, generator=generator)}
+    state = algorithm.init(theta, n, torch.Generator().manual_seed(0))
+    delta = {key: 0.1 * torch.randn(n, row.shape[1], generator=generator) for key, row in theta.items()}
+    got = algorithm.download(state, ids)
+    clients: Clients = state.clients if isinstance(state, PeerClients) else state
+    before = copy.deepcopy(clients.body)
+    algorithm.update(state, ids, got, upload_of(delta))
+    same(clients.body.value, before.value)
+    same((clients.body.first, clients.body.second), (before.first, before.second))
+    assert not any(x.any() for x in (*clients.heads.first.values(), *clients.heads.second.values()))
+    algorithm.update(state, ids, got, upload_of(delta))  # now they differ
+    assert (clients.body.value["v"] - before.value["v"]).abs().amax((1, 2)).min() > 5e-4
+
+
+def test_rounding_is_taken_for_nothing_and_small_differences_are_not() -> None:
+    g = torch.tensor([[[5.0, 5.0, 5.0]], [[5.0, 5.0 + 4e-6, 5.0]], [[5.0, 5.01, 5.0]], [[0.0, 0.0, 0.0]]])
+    expected = torch.zeros_like(g)
+    expected[2, 0] = torch.tensor([-0.01 / 3, 0.02 / 3, -0.01 / 3])
+    torch.testing.assert_close(centred(g), expected, atol=1e-6, rtol=0)
+    assert not centred(g)[[0, 1, 3]].any()
+
+
+# ---- mean gradients
+
+
+def test_the_mean_gradients_step_is_that_of_the_change_over_its_path() -> None:
+    ids, path = torch.tensor([1, 3]), torch.tensor([0.5, 2.0], dtype=torch.float64)
+    plain = PFedLA(hyper_optimizer="sgd", hyper_lr=0.3)
+    one, other, delta = started(plain), started(plain), draw(2, 7)
+    scaled = {key: rows / path.float()[:, None] for key, rows in delta.items()}
+    expected = hyper(step(plain, one, ids, scaled))
+    mean = PFedLA(hyper_optimizer="mean-sgd", hyper_lr=0.3)
+    upload = upload_of(delta)
+    found = mean.update(other, ids, mean.download(other, ids), upload._replace(values=upload.values | {"path": path}))
+    same(hyper(found), expected, atol=1e-6)
+
+
+def test_clients_send_the_length_of_their_path() -> None:
+    training: dict[str, Any] = {"local_epochs": 3, "batch_size": 4, "lr": 0.02, "momentum": 0.5}
+    made = setting(PFedLA(hyper_optimizer="mean-sgd"), **training)
+    task = task_of(made, [0, 1])
+    batches = [-(-len(samples) // 4) - (len(samples) % 4 == 1) for samples in task.samples]
+    own = {key: row.repeat(2, 1) for key, row in made.enroll().own.items()}
+    _, upload = made.algorithm.train(own, download(made, [0, 1]), task)
+    assert upload.values["path"].tolist() == pytest.approx([0.04 * 3 * count for count in batches])
+    assert "path" not in setting(PFedLA(), **training).algorithm.train(own, download(made, [0, 1]), task)[1].values
 
 
 def test_a_retained_layer_on_the_server_follows_the_clients_own() -> None:
-    algorithm = HeurPFedLA(retain=1, sources={})
+    algorithm = HeurPFedLA(retain=1)
     state = started(algorithm)
     state.heads.value["bias"].view(N, 2, N)[0, 1, 0] += 2  # client 0 retains layer b, and still mixes it
     before, delta = copy.deepcopy(state.theta), draw(1, 1)
@@ -239,7 +296,7 @@ def test_the_first_weights_differ_by_client_and_layer_and_the_first_models_are_e
         assert rows.unique(dim=0).shape[0] == 1
 
 
-@pytest.mark.parametrize("algorithm", [PFedLA(sources={}), PFedLAPeers(peers=2, sources={})])
+@pytest.mark.parametrize("algorithm", [PFedLA(), PFedLAPeers(peers=2)])
 def test_a_model_of_double_precision_is_mixed_and_updated(algorithm: Hypernetworks[Any]) -> None:
     theta, ids = draw(1, 0), torch.tensor([0, 3])
     state = algorithm.init({key: row.double() for key, row in theta.items()}, N, torch.Generator())

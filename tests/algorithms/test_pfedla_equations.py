@@ -65,14 +65,11 @@ def test_hypernetwork_is_a_softmax_of_two_hidden_layers() -> None:
     np.testing.assert_allclose(alpha.sum(-1).numpy(), 1, rtol=1e-12)
 
 
-@pytest.mark.parametrize("sources", [{}, {"bn#stats": "conv"}])
-def test_aggregate_mixes_each_layer_by_its_weights_and_statistics_by_those_of_their_source(
-    sources: dict[str, str],
-) -> None:
+def test_aggregate_mixes_each_layer_and_its_statistics_by_its_weights() -> None:
     alpha, theta = hypernetwork(draw_body(), draw_heads()), draw_theta()
-    mixed = aggregate(alpha, theta, NAMES, sources)
+    mixed = aggregate(alpha, theta, NAMES)
     assert list(mixed) == list(theta)
-    for key, layer in (("conv", 0), ("bn", 1), ("bn#stats", 0 if sources else 1), ("fc", 2)):
+    for key, layer in (("conv", 0), ("bn", 1), ("bn#stats", 1), ("fc", 2)):
         for i in range(CLIENTS):
             expected = np.zeros(SIZES[key])
             for j in range(N):

@@ -63,8 +63,8 @@ def test_equations_on_candidates_are_those_on_everybody() -> None:
     candidates = torch.stack([torch.randperm(N, generator=torch.Generator().manual_seed(i)) for i in range(3)])
     columns = candidates[:, None].expand_as(alpha)
     mix, inner = (partial(product, candidates=candidates) for product in (candidates_product, candidates_inner))
-    mixed = aggregate(alpha.gather(2, columns), theta, NAMES, {"b#stats": "a"}, mix)
-    for key, rows in aggregate(alpha, theta, NAMES, {"b#stats": "a"}).items():
+    mixed = aggregate(alpha.gather(2, columns), theta, NAMES, mix)
+    for key, rows in aggregate(alpha, theta, NAMES).items():
         torch.testing.assert_close(mixed[key], rows)
     g = inner_products(delta, theta, NAMES, inner)
     torch.testing.assert_close(g, inner_products(delta, theta, NAMES).gather(2, columns))
@@ -95,12 +95,7 @@ def test_a_round_with_everybody_as_candidate_is_the_exact_method(
     n: int, peers: int, retain: int, rule: Literal["adam", "sgd"]
 ) -> None:
     """From the same first draw, whichever clients take part and however often they would choose."""
-    settings: dict[str, Any] = {
-        "retain": retain,
-        "hyper_lr": 1e-3,
-        "hyper_optimizer": rule,
-        "sources": {"b#stats": "a"},
-    }
+    settings: dict[str, Any] = {"retain": retain, "hyper_lr": 1e-3, "hyper_optimizer": rule}
     sparse, exact = PFedLAPeers(peers=peers, refresh=1, **settings), PFedLA(**settings)
     state = started(sparse, n)
     first = state.peers.candidates.clone()
@@ -235,7 +230,7 @@ def test_candidates_are_chosen_in_the_first_round_of_a_client_and_then_after_eve
 
 @pytest.mark.parametrize("rule", ["adam", "sgd"])
 def test_a_new_peer_starts_with_the_mean_logit_and_without_memory(rule: Literal["adam", "sgd"]) -> None:
-    settings: dict[str, Any] = {"peers": 3, "hyper_optimizer": rule, "hyper_lr": 1e-3, "sources": {}}
+    settings: dict[str, Any] = {"peers": 3, "hyper_optimizer": rule, "hyper_lr": 1e-3}
     algorithm, still, ids = PFedLAPeers(refresh=1, **settings), PFedLAPeers(refresh=1000, **settings), torch.arange(N)
     state = started(algorithm)
     for t in range(4):

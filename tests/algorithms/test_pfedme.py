@@ -13,29 +13,29 @@ from tests.world import by_hand, download, same, setting, task_of, theta_of
 
 def test_steps_by_hand() -> None:
     theta, w, gradient = torch.tensor([1.0, 2.0]), torch.tensor([0.0, 3.0]), torch.tensor([4.0, -2.0])
-    proximal_step(theta, w, gradient, lr=0.1, lam=10)  # [1 - 0.1 (4 + 10), 2 - 0.1 (-2 - 10)]
-    np.testing.assert_allclose(theta, [-0.4, 3.2], rtol=1e-6)
-    np.testing.assert_allclose(envelope_step(w, theta, eta=0.05, lam=10), [-0.2, 3.1], rtol=1e-6)
+    proximal_step(theta, w, gradient, lr=0.1, lam=10, mu=0.5)  # [1 - 0.1 (4 + 10 + 0.5), 2 - 0.1 (-2 - 10 + 1)]
+    np.testing.assert_allclose(theta, [-0.45, 3.1], rtol=1e-6)
+    np.testing.assert_allclose(envelope_step(w, theta, eta=0.05, lam=10), [-0.225, 3.05], rtol=1e-6)
 
 
 def test_many_steps_end_at_the_proximal_point() -> None:
     """For f(theta) = (theta - 3)²/2 and w = 1, theta(w) = (3 + λ w)/(1 + λ)."""
     theta, w, lam = torch.tensor([8.0]), torch.tensor([1.0]), 4.0
     for _ in range(200):
-        proximal_step(theta, w, theta - 3, lr=0.1, lam=lam)
+        proximal_step(theta, w, theta - 3, lr=0.1, lam=lam, mu=0)
     assert float(theta) == pytest.approx((3 + lam) / (1 + lam))
 
 
 def test_a_round_is_the_algorithm_of_the_paper() -> None:
-    lam, k, personal_lr, lr, decay = 3.0, 2, 0.1, 0.2, 0.01
-    made = setting(PFedMe(lam, k, personal_lr=personal_lr), "mlp", lr=lr, weight_decay=decay)
+    lam, k, personal_lr, lr, decay, mu = 3.0, 2, 0.1, 0.2, 0.01, 0.05
+    made = setting(PFedMe(lam, k, personal_lr=personal_lr, mu=mu), "mlp", lr=lr, weight_decay=decay)
     start, got, task = theta_of(made), download(made, [1]), task_of(made, [1])
     batches, gradient = by_hand(task, start)
     w = theta = task.model.vector(start).numpy().astype(np.float64)
     for batch in batches:
         for _ in range(k):
             slope = gradient(theta.astype(np.float32), batch) + decay * theta
-            theta = theta - personal_lr * (slope + lam * (theta - w))
+            theta = theta - personal_lr * (slope + lam * (theta - w) + mu * theta)
         w = w - lr * lam * (w - theta)
     own = {key: torch.zeros_like(row) for key, row in start.items()}  # a round starts from what was received
     kept, upload = made.algorithm.train(own, got, task)
@@ -58,7 +58,7 @@ def test_the_server_mixes_with_beta() -> None:
 
 
 def test_without_a_pull_the_shared_model_rests_and_the_personal_one_is_plain_sgd() -> None:
-    made, plain = setting(PFedMe(lam=0, k=1, personal_lr=0.05)), setting(FedAvg(), lr=0.05)
+    made, plain = setting(PFedMe(lam=0, k=1, personal_lr=0.05, mu=0)), setting(FedAvg(), lr=0.05)
     ids, got = [1, 2], download(made, [1, 2])
     own = {key: row.repeat(2, 1) for key, row in theta_of(made).items()}
     kept, upload = made.algorithm.train(own, got, task_of(made, ids))

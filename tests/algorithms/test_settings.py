@@ -83,7 +83,7 @@ RANGES: dict[Method, dict[str, Allowed]] = {
         "hyper_momentum": BELOW_1,
         "hyper_weight_decay": NON_NEGATIVE,
     },
-    PFedMe: {"lam": NON_NEGATIVE, "k": COUNT, "beta": POSITIVE, "personal_lr": POSITIVE},
+    PFedMe: {"lam": NON_NEGATIVE, "k": COUNT, "beta": POSITIVE, "personal_lr": POSITIVE, "mu": NON_NEGATIVE},
     Scaffold: {"server_lr": POSITIVE},
     SimilarityLayer: {"temperature": POSITIVE},
     SimilarityModel: {"temperature": POSITIVE},
@@ -93,10 +93,7 @@ RANGES: dict[Method, dict[str, Allowed]] = {
 }
 CHOICES: dict[Method, dict[str, str]] = {
     PerFedAvg: {"variant": "fo, hf"},
-    **{
-        kind: {"hyper_optimizer": "adam, sgd", "statistics": "source, own"}
-        for kind in (PFedLA, HeurPFedLA, PFedLAPeers)
-    },
+    **{kind: {"hyper_optimizer": "sgd, mean-sgd, adam"} for kind in (PFedLA, HeurPFedLA, PFedLAPeers)},
 }
 OTHERS: dict[Method, dict[str, str]] = {
     APFL: {"adaptive": "true or false"},
@@ -169,9 +166,8 @@ def test_what_is_of_another_kind_is_refused(kind: Method, name: str) -> None:
 def test_unknown_settings_are_refused(kind: Method) -> None:
     with pytest.raises(ConfigError, match=rf"unknown setting \(of {kind.__name__}\) 'algorithm\.hyperr_lr'"):
         build(kind, {"hyperr_lr": 0.1})
-    for resolved in ("personal", "sources"):  # a method's own, not the user's
-        with pytest.raises(ConfigError, match="unknown setting"):
-            build(kind, {resolved: ("fc",)})
+    with pytest.raises(ConfigError, match="unknown setting"):
+        build(kind, {"personal": ("fc",)})  # a method's own, not the user's
 
 
 @pytest.mark.parametrize(

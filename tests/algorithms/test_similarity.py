@@ -7,7 +7,6 @@ import torch
 from pfedla.algorithms import SimilarityLayer, SimilarityModel
 from pfedla.algorithms.similarity import Bank
 from pfedla.wire import Payload
-from tests.world import play
 
 START = {"a": torch.tensor([[1.0, 1.0]]), "b": torch.tensor([[2.0]])}
 THETA = {
@@ -40,7 +39,7 @@ def test_weights_by_layer_and_by_model() -> None:
 
 @pytest.mark.parametrize("kind", [SimilarityLayer, SimilarityModel])
 def test_each_layer_is_mixed_by_its_weights(kind: type[SimilarityLayer]) -> None:
-    algorithm, state, ids = kind(0.5, sources={}), Bank(THETA, START), torch.tensor([2, 0])
+    algorithm, state, ids = kind(0.5), Bank(THETA, START), torch.tensor([2, 0])
     alpha, got = algorithm.diagnostics(state)["alpha"].numpy(), algorithm.download(state, ids)
     for key, index in (("a", 0), ("a#stats", 0), ("b", 1)):
         np.testing.assert_allclose(got.layers[key], alpha[[2, 0], index] @ THETA[key].numpy(), rtol=1e-6)
@@ -48,20 +47,18 @@ def test_each_layer_is_mixed_by_its_weights(kind: type[SimilarityLayer]) -> None
 
 def test_with_one_layer_both_are_the_same() -> None:
     state = Bank({key: THETA[key] for key in ("a", "a#stats")}, {"a": START["a"]})
-    one, other = (
-        kind(0.3, sources={}).download(state, torch.arange(4)).layers for kind in (SimilarityLayer, SimilarityModel)
-    )
+    one, other = (kind(0.3).download(state, torch.arange(4)).layers for kind in (SimilarityLayer, SimilarityModel))
     assert all(torch.equal(one[key], other[key]) for key in state.theta)
 
 
 def test_cold_weights_leave_every_client_its_own_model() -> None:
-    got = SimilarityModel(1e-4, sources={}).download(Bank(THETA, START), torch.arange(3))
+    got = SimilarityModel(1e-4).download(Bank(THETA, START), torch.arange(3))
     for key, rows in THETA.items():
         torch.testing.assert_close(got.layers[key], rows[:3])
 
 
 def test_update_keeps_what_was_received_plus_the_change() -> None:
-    algorithm, ids = SimilarityLayer(sources={}), torch.tensor([1])
+    algorithm, ids = SimilarityLayer(), torch.tensor([1])
     state = Bank({key: rows.clone() for key, rows in THETA.items()}, START)
     got = algorithm.download(state, ids)
     delta = {key: torch.ones_like(rows[ids]) for key, rows in THETA.items()}
@@ -69,13 +66,3 @@ def test_update_keeps_what_was_received_plus_the_change() -> None:
     for key, rows in THETA.items():
         assert torch.equal(after[key][ids], got.layers[key] + 1)
         assert torch.equal(after[key][[0, 2, 3]], rows[[0, 2, 3]])
-
-
-def test_statistics_take_the_weights_of_the_layer_whose_output_they_describe() -> None:
-    played = play(SimilarityLayer(0.5), [[0, 1, 2]])
-    algorithm, stats = played.setting.algorithm, played.state.theta["bn#stats"]
-    alpha = algorithm.diagnostics(played.state)["alpha"].float()  # (clients, layers, clients)
-    conv, bn = (alpha[:, played.setting.spec.names.index(name)] @ stats for name in ("conv", "bn"))
-    got = algorithm.download(played.state, torch.arange(3)).layers["bn#stats"]
-    torch.testing.assert_close(got, conv)
-    assert not torch.allclose(got, bn)

@@ -69,7 +69,7 @@ def test_comparisons_stand_side_by_side() -> None:
     assert lines[0] == "| method | one | other |"
     assert lines[2] == "| `alone` | 51.00 ± 1.41 | - |"
     assert lines[3] == "| `wide` | **75.00** (1 of 2) | 60.00 |"
-    assert overview({"one": one}, "mb-down").splitlines()[3] == "| `wide` | 1.0 (1 of 2) |"
+    assert overview({"one": one}, ["mb-down"]).splitlines()[3] == "| `wide` | 1.0 (1 of 2) |"
 
 
 def test_differences_are_taken_seed_by_seed() -> None:
@@ -120,8 +120,31 @@ def test_what_has_no_value_is_a_dash_and_never_the_best() -> None:
 
 
 def test_every_value_can_be_shown() -> None:
-    found = [overview({"one": [errors(0.5, 0.75, "x")]}, value).splitlines()[2] for value in VALUES]
-    assert found == [f"| `x` | {text} |" for text in ("0.5", "0.01", "0.75", "0.5", "1.0", "2.0", "1.0")]
+    found = [overview({"one": [errors(0.5, 0.75, "x")]}, [value]).splitlines()[2] for value in VALUES]
+    expected = ("0.5", "-", "-", "0.01", "0.75", "0.5", "1.0", "2.0", "1.0")
+    assert found == [f"| `x` | {text} |" for text in expected]
+    all_at_once = overview({"one": [errors(0.5, 0.75, "x")]}, VALUES).splitlines()
+    assert all_at_once[0] == f"| method | one | {' | '.join(f'one, {value}' for value in VALUES[1:])} |"
+    assert all_at_once[2] == f"| `x` | {' | '.join(expected)} |"
+
+
+def test_what_the_class_prior_explains_stands_beside_the_headline() -> None:
+    controls = {"accuracy_class_prior": 0.625, "accuracy_known_classes": 0.5625}
+    runs = [("shared", [summary(0.5, 1) | controls]), ("own", [summary(0.75, 1)])]
+    lines = printed(runs)
+    assert row(lines, "shared")[1:4] == ["50.00", "62.50", "10.00"]
+    assert row(lines, "own")[1:4] == ["*75.00", "-", "10.00"]
+    assert "the same with the client's class frequencies" in " ".join(" ".join(lines).split())
+    assert "frequencies" not in "".join(printed(runs[1:]))
+    found = {"one": [{**run, "label": label} for label, (run,) in runs]}
+    assert overview(found, ["class-prior"]).splitlines()[2:] == ["| `shared` | 62.50 |", "| `own` | - |"]
+    assert overview(found, ["known-classes"]).splitlines()[2] == "| `shared` | 56.25 |"
+
+
+def test_a_table_says_what_models_were_scored_on() -> None:
+    for scored_on in ("test", "validation"):
+        lines = printed([("one", [summary(0.5, 1) | {"scored_on": scored_on}])])
+        assert f"on the clients' {scored_on} samples" in " ".join(" ".join(lines).split())
 
 
 def test_metrics_are_shown_as_fractions_or_percentages() -> None:
@@ -131,5 +154,5 @@ def test_metrics_are_shown_as_fractions_or_percentages() -> None:
 
 def test_a_headline_without_a_value_in_some_seed_is_a_dash() -> None:
     runs = [{**summary(0.5, 1, seed), "accuracy_mean": None if seed else 0.5, "label": "a"} for seed in (0, 1)]
-    assert overview({"one": runs}).splitlines()[2] == "| `a` | - ± - |"
+    assert overview({"one": runs}).splitlines()[2] == "| `a` | - |"
     assert row(printed([("a", runs), ("b", runs)]), "a")[1:3] == ["-", "-"]

@@ -4,10 +4,12 @@ Zhang et al., "Personalized federated learning with first order model optimizati
 
 =============  =================================================================================================
 theta          θ_j, every client's latest model: `{layer: (N, values)}`
-affinity       P, how much each client has gained from each other: `(N, N)`, 0 at first
+affinity       P, how much each client would have gained or lost from each other, summed up: `(N, N)`, 0 at first
 candidates     M - 1 models sent to a client; the first travels as the layer, the others as `"layer#candidates"`
 previous       θ_i^(t-1), the model client i last trained from; it keeps it as `"layer#previous"`
-w              w_j, the weights of the own model and the candidates: `(n, M)`; theirs go up as the value `weights`
+gains          what the own model and the candidates gain by distance, signed, their sizes adding up to 1: `(n, M)`;
+               those of the candidates go up as a value
+w              w_j, the weights of the own model and the candidates, in proportion to what is gained: `(n, M)`
 =============  =================================================================================================
 """
 
@@ -26,7 +28,7 @@ from pfedla.settings import NonNegative, Range, Share
 from pfedla.training import Task, score
 from pfedla.wire import Payload
 
-__all__ = ["HELD_OUT", "Affinities", "FedFomo", "choose", "first_order_weights"]
+__all__ = ["HELD_OUT", "Affinities", "FedFomo", "choose", "first_order_gains", "weights_of"]
 
 HELD_OUT = ("held out",)  # where the random split of a client's training data is drawn: the same in every round
 
@@ -48,11 +50,17 @@ def choose(affinity: Tensor, count: int, epsilon: float, rng: torch.Generator) -
     return [ranked.pop(int(torch.randint(len(ranked), (), generator=rng)) if yes else 0) for yes in explore]
 
 
-def first_order_weights(loss: Tensor, theta: Tensor) -> Tensor:
-    """w_j ∝ max((L(θ_i^(t-1)) - L(θ_j)) / |θ_j - θ_i^(t-1)|, 0): `(M,)`; row 0 of both arguments is the previous."""
+def first_order_gains(loss: Tensor, theta: Tensor) -> Tensor:
+    """(L(θ_i^(t-1)) - L(θ_j)) / |θ_j - θ_i^(t-1)|, scaled to sum up to 1 in size: `(M,)`; row 0 is the previous."""
     distance = (theta[1:] - theta[0]).norm(dim=1).double()  # (M,)
-    w: Tensor = ((loss[0] - loss[1:]) / distance).nan_to_num(0.0, posinf=0.0).clamp(min=0)  # itself: 0
-    return w / w.sum() if w.sum() > 0 else w
+    gains: Tensor = ((loss[0] - loss[1:]) / distance).nan_to_num(0.0, posinf=0.0, neginf=0.0)  # itself: 0
+    return gains / gains.abs().sum() if gains.any() else gains
+
+
+def weights_of(gains: Tensor) -> Tensor:
+    """w_j ∝ max(gain_j, 0): `(M,)`; all 0 where nothing is gained."""
+    w = gains.clamp(min=0)
+    return w / w.sum() if w.any() else w
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,8 @@ class FedFomo(Algorithm[Affinities]):
     """FedFomo: each client mixes the models that do better on data it holds out.
 
     Defaults of the authors' commands: 5 models, the own one included, ε = 0.3 lowered by 0.05 per round, a fifth of the
-    training data held out. A client whose candidates all do worse keeps its own model.
+    training data held out. A client whose candidates all do worse keeps its own model. Affinities take losses as well
+    as gains, as in the authors' code, so that a candidate that does worse is asked for less often.
     """
 
     models: Annotated[int, Range(least=2)] = 5
@@ -89,9 +98,9 @@ class FedFomo(Algorithm[Affinities]):
         return self.send(first | {f"{k}#candidates": x[chosen[:, 1:]].flatten(1) for k, x in state.theta.items()})
 
     def update(self, state: Affinities, ids: Tensor, got: Payload, upload: Payload) -> Affinities:  # noqa: ARG002
-        """Keep the clients' models, and add their weights to their affinities."""
+        """Keep the clients' models, and add their gains and losses to their affinities."""
         chosen = self.candidates(state, ids)
-        state.affinity[ids] = state.affinity[ids].scatter_add(1, chosen, upload.values["weights"])
+        state.affinity[ids] = state.affinity[ids].scatter_add(1, chosen, upload.values["gains"])
         for key, rows in state.theta.items():
             rows[ids] = upload.layers[key]
         return state._replace(t=state.t + 1)
@@ -101,20 +110,20 @@ class FedFomo(Algorithm[Affinities]):
         return theta | {f"{key}#previous": row for key, row in theta.items() if kind_of(key) in ("", STATS)}
 
     def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
-        """Mix, then train on what is not held out; send the model itself and the weights."""
-        mixture, w = self.mix(own, got, task)
+        """Mix, then train on what is not held out; send the model itself and what the candidates gain."""
+        mixture, gains = self.mix(own, got, task)
         trained = task.split(self.held_out, *HELD_OUT)[1].fit(mixture)
         sent = {key: rows for key, rows in trained.items() if kind_of(key) in ("", STATS)}
         kept = trained | {f"{key}#previous": mixture[key] for key in sent}
-        return kept, self.send(sent, examples=task.examples, weights=w[:, 1:].float())
+        return kept, self.send(sent, examples=task.examples, gains=gains[:, 1:].float())
 
     def personalize(self, own: Layers, got: Payload, task: Task) -> Layers:
         """Return the client's mixture."""
         return self.mix(own, got, task)[0]
 
     def mix(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Tensor]:
-        """Return Σ_j w_j θ_j, statistics too, and w `(n, M)`; without any w > 0, the own model."""
-        mixture, weights = {key: rows.clone() for key, rows in own.items() if not key.endswith("#previous")}, []
+        """Return Σ_j w_j θ_j, statistics too, and the gains `(n, M)`; where there is none, the own model."""
+        mixture, found = {key: rows.clone() for key, rows in own.items() if not key.endswith("#previous")}, []
         for row, held_out in enumerate(task.split(self.held_out, *HELD_OUT)[0].samples):
             options = {}  # the previous model, the own one and the candidates: (1 + M, values)
             for key in (key for key in mixture if kind_of(key) in ("", STATS)):
@@ -123,8 +132,9 @@ class FedFomo(Algorithm[Affinities]):
             count = len(options[got.names[0]])
             whole = {key: options.get(key, rows[[row]].expand(count, -1)) for key, rows in mixture.items()}
             loss = torch.from_numpy(score(task.model, whole, [held_out] * count)["loss"])
-            w = first_order_weights(loss, torch.cat([options[name] for name in got.names], 1))
+            gains = first_order_gains(loss, torch.cat([options[name] for name in got.names], 1))
+            w = weights_of(gains)
             for key, models in options.items():
                 mixture[key][row] = w.to(models) @ models[1:] if w.any() else own[key][row]
-            weights.append(w)
-        return mixture, torch.stack(weights)
+            found.append(gains)
+        return mixture, torch.stack(found)

@@ -6,6 +6,7 @@ T. Dinh, Tran, Nguyen, "Personalized federated learning with Moreau envelopes", 
 own, theta     θ_i, a client's personal model, which never leaves it
 w              w_i, a client's copy of the shared model w (the server's `theta`) during a round
 lam            λ, the pull between θ_i and w_i
+mu             μ, the pull of θ_i to 0, which the paper does not have and the authors' code does
 k              K, steps on θ_i for each mini-batch
 eta            η, the step of w_i: `training.lr`
 beta           β, how far the server goes from w to the clients' mean
@@ -30,9 +31,9 @@ from pfedla.wire import Payload
 __all__ = ["PFedMe", "envelope_step", "proximal_step"]
 
 
-def proximal_step(theta: Tensor, w: Tensor, gradient: Tensor, lr: float, lam: float) -> None:
-    """Move θ_i, in place, one gradient step down h_i(θ_i; w_i) = f_i(θ_i) + λ/2 |θ_i - w_i|²."""
-    theta.add_(gradient + proximal_gradient(theta, w, lam), alpha=-lr)
+def proximal_step(theta: Tensor, w: Tensor, gradient: Tensor, lr: float, lam: float, mu: float) -> None:
+    """Move θ_i, in place, one gradient step down f_i(θ_i) + λ/2 |θ_i - w_i|² + μ/2 |θ_i|²."""
+    theta.add_(gradient + proximal_gradient(theta, w, lam) + mu * theta, alpha=-lr)
 
 
 def envelope_step(w: Tensor, theta: Tensor, eta: float, lam: float) -> Tensor:
@@ -46,14 +47,15 @@ class PFedMe(FedAvg):
 
     A round uses the batches that FedAvg would, with `k` gradients on each: `k` times the gradients. Within a round
     θ_i goes on from batch to batch, from w at first. Running statistics are those of θ_i, the only model that sees
-    data, and the server takes their mean whatever β. λ, K and β are the original's defaults. `personal_lr` is that of
-    FL-bench and PFLlib: with the original's 0.09, λ `personal_lr` is above 1 and the steps on θ_i overshoot.
+    data, and the server takes their mean whatever β. λ, K, β and μ are those of the authors' code. `personal_lr` is
+    that of FL-bench and PFLlib: with the original's 0.09, λ `personal_lr` is above 1 and the steps on θ_i overshoot.
     """
 
     lam: NonNegative = 15.0
     k: Count = 5
     beta: Positive = 1.0
     personal_lr: Positive = 0.01
+    mu: NonNegative = 0.001
 
     def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
         """Alternate between steps on θ_i and on w_i; keep θ_i and send the change of w_i."""
@@ -65,7 +67,7 @@ class PFedMe(FedAvg):
             for x, y in batches:
                 for _ in range(self.k):
                     gradient = model.backward(x, y).add_(theta, alpha=decay)
-                    proximal_step(theta, w, gradient, self.personal_lr, self.lam)
+                    proximal_step(theta, w, gradient, self.personal_lr, self.lam, self.mu)
                 w = envelope_step(w, theta, eta, self.lam)
             moved.append(model.layers(w))
 

@@ -85,7 +85,7 @@ def overview(
     for name, summaries in comparisons.items():
         known = _columns(summaries)
         for value in values:
-            heading = name if value == "headline" else f"{name}, {value}"
+            heading = name if value == "headline" or len(values) == 1 else f"{name}, {value}"
             kinds[heading] = known[value]
             for summary in summaries:
                 found = known[value].value(summary)
