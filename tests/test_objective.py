@@ -70,6 +70,52 @@ def test_classification_by_hand() -> None:
     assert scored(Classification(), outputs, targets) == pytest.approx(expected)
 
 
+def test_what_a_clients_classes_and_their_frequencies_tell() -> None:
+    """Three classes, of which the client trains on 0 (thrice) and 2 (once): 1 is out, and 0 is favoured by log 3."""
+    cases = [  # logits, label, and who is right: plain, known classes, class prior
+        ([0.0, 9.0, 1.0], 0, (0, 0, 1)),
+        ([0.0, 9.0, 2.0], 2, (0, 1, 1)),
+        ([1.0, 0.0, 0.0], 0, (1, 1, 1)),
+        ([0.0, 5.0, 0.0], 1, (1, 0, 0)),
+        ([0.0, 0.0, 1.05], 2, (1, 1, 0)),
+    ]
+    model, train = Echo(), [Samples(torch.zeros(4, 3), torch.tensor([0, 2, 0, 0]))]
+    spec = LayerSpec.of(model)
+    flat, theta = FlatModel(model, spec, Classification()), spec.read(model)
+    for some in (*([case] for case in cases), cases):
+        outputs, targets, right = zip(*some, strict=True)
+        test = [Samples(torch.tensor(outputs), torch.tensor(targets))]
+        found = score(flat, theta, test, train)
+        assert list(found) == ["accuracy", "loss", "accuracy_known_classes", "accuracy_class_prior"]
+        shares = [float(values[0]) for metric, values in found.items() if metric != "loss"]
+        assert shares == pytest.approx(np.mean(right, axis=0).tolist())
+        assert list(score(flat, theta, test)) == ["accuracy", "loss"]
+
+
+def test_other_objectives_have_no_controls() -> None:
+    for objective in (Regression(), Binary(), MultiLabel(), PerPosition(), Custom(functional.mse_loss)):
+        assert objective.prior(torch.zeros(3)) is None
+        assert not objective.control_names
+
+
+def test_a_shared_model_becomes_personal_by_the_class_prior_alone(tmp_path: Path) -> None:
+    """All clients share one rule from inputs to classes and differ in their classes: FedAvg lacks only the prior."""
+    rng = np.random.default_rng(0)
+    clients = []
+    for first in range(4):
+        y = (first + rng.integers(0, 2, 200)) % 4
+        x = np.eye(4)[y] + 0.9 * rng.normal(size=(200, 4))
+        clients.append((x.astype(np.float32), y))
+    result = pfedla.run(FedAvg(), lambda: nn.Linear(4, 4), clients, 15, eval_every=5, workers=0, out=tmp_path / "run")
+    figures = result.summary
+    assert figures["accuracy_class_prior"] > figures["accuracy_mean"] + 0.1
+    assert figures["accuracy_known_classes"] > figures["accuracy_mean"] + 0.1
+    record = pfedla.load(tmp_path / "run", nn.Linear(4, 4)).history[-1]
+    for control in ("accuracy_known_classes", "accuracy_class_prior"):
+        assert record[control] == figures[control] == pytest.approx(np.mean(record["clients"][control]))
+        assert len(record["clients"][f"{control}_after_training"]) == 4
+
+
 ERRORS = torch.tensor([0.0, 1.0, -2.0, 0.0, 3.0])
 VALUES = torch.tensor([1.0, 1.0, 5.0, 4.0, 2.0])
 BY_HAND = {"rmse": math.sqrt(14 / 5), "mae": 6 / 5, "loss": 14 / 5}

@@ -53,15 +53,19 @@ def test_a_last_batch_of_one_joins_the_one_before(count: int, size: int, batches
         assert sorted(x for batch in epoch for x in batch) == list(range(count))
 
 
-def test_batches_depend_on_seed_round_and_client_alone() -> None:
-    made = setting(FedAvg())
+def test_batches_depend_on_seed_round_client_and_part_alone() -> None:
+    made = setting(FedAvg(), "mlp")  # without dropout, which draws by itself
     start = theta_of(made)
     twice = {key: rows.repeat(2, 1) for key, rows in start.items()}
     alone, after_another = task_of(made, [2]).fit(start), task_of(made, [0, 2]).fit(twice)
     assert all(torch.equal(alone[key][0], after_another[key][1]) for key in start)
-    assert not torch.equal(alone["fc"], task_of(made, [2], t=2).fit(start)["fc"])
-    other_seed = setting(FedAvg(), seed=4)
-    assert not torch.equal(alone["fc"], task_of(other_seed, [2]).fit(start)["fc"])
+    other_seed = setting(FedAvg(), "mlp", seed=4)
+    others = [task_of(made, [2], t=2).fit(start), task_of(other_seed, [2]).fit(start)]
+    others.append(task_of(made, [2]).fit(start, part="finetune"))
+    renamed = task_of(made, [2])
+    renamed.ids = [5]  # the same samples as another client's
+    for other in (*others, renamed.fit(start)):
+        assert not torch.equal(alone["fc2"], other["fc2"])
 
 
 def test_training_draws_dropout_from_its_own_address() -> None:
@@ -188,3 +192,46 @@ def test_without_test_samples_there_is_no_score() -> None:
 def test_settings_out_of_range_are_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=rf"^training\.{message}$"):
         Training(**wrong)
+
+
+# ---- the statistics of a model on a client's data
+
+
+def test_running_statistics_are_those_of_all_training_samples_and_nothing_else_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = setting(FedAvg())
+    task, start = task_of(made, [0, 2]), theta_of(made)
+    models = {key: torch.cat([rows, rows * 2 if rows.is_floating_point() else rows]) for key, rows in start.items()}
+    found = task.normalized(models)
+    for row, samples in enumerate(task.samples):
+        module = copy.deepcopy(made.template)
+        made.spec.write(module, models, row)
+        inputs = module.get_submodule("conv")(samples.take(slice(None), LIKE)[0])
+        values = inputs.transpose(0, 1).flatten(1)  # (channels, samples and places)
+        expected = torch.cat([values.mean(1), values.var(1)]).detach()
+        torch.testing.assert_close(found["bn#stats"][row], expected, rtol=1e-4, atol=1e-6)
+    assert found.keys() == models.keys()
+    for key in models.keys() - {"bn#stats"}:
+        assert found[key] is models[key]
+    norm = task.model.module.get_submodule("bn")
+    assert norm.momentum == 0.1
+    assert task.fit(models)["bn#counters"].tolist() == [[4], [4]]  # training counts its batches as ever
+    monkeypatch.setattr("pfedla.training.EVALUATION_BATCH", 8)  # of 9 samples: the ninth joins the others
+    torch.testing.assert_close(task.normalized(models)["bn#stats"][1], found["bn#stats"][1], rtol=1e-4, atol=1e-6)
+
+
+def test_a_model_without_such_norms_is_left_alone() -> None:
+    made = setting(FedAvg(), "mlp")
+    task, start = task_of(made, [0]), theta_of(made)
+    task.model.module.register_forward_hook(lambda *_: pytest.fail("a pass for nothing"))
+    assert task.normalized(start) is start
+
+
+def test_dropout_rests_while_statistics_are_taken() -> None:
+    made = setting(FedAvg())
+    task, start = task_of(made, [1]), theta_of(made)
+    torch.manual_seed(1)
+    before = torch.random.get_rng_state()
+    task.normalized(start)
+    assert torch.equal(torch.random.get_rng_state(), before)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 from torch.func import functional_call
@@ -87,3 +88,18 @@ def test_a_round_is_one_step_on_the_sum_and_momentum_carries_over() -> None:
     assert state.stats["a#stats"].item() == 9.0  # 3, and twice the mean change, (1 + 2 * 4) / 3
     assert torch.equal(state.phi["v"][[1, 3]], v[[1, 3]])
     assert not torch.equal(state.phi["v"][ids], v[ids])
+
+
+def test_a_long_gradient_is_cut_to_a_length_of_50() -> None:
+    theta = {"a": torch.tensor([[1.0, 2.0]])}
+    algorithm = PFedHN(hidden=3, hidden_layers=0, hyper_lr=0.1, hyper_momentum=0.0, hyper_weight_decay=0.0)
+    moved = []
+    for size in (1e2, 1e4):
+        state, ids = algorithm.init(theta, 4, torch.Generator().manual_seed(0)), torch.tensor([2, 0])
+        before = {key: x.clone() for key, x in state.phi.items()}
+        delta = {"a": size * torch.tensor([[1.0, 0.0], [0.0, 3.0]])}
+        upload = Payload.of(delta, torch.ones(2, 1, dtype=torch.bool), ("a",), examples=torch.tensor([1, 1]))
+        state = algorithm.update(state, ids, algorithm.download(state, ids), upload)
+        moved.append({key: x - before[key] for key, x in state.phi.items()})
+        assert float(torch.stack([x.norm() for x in moved[-1].values()]).norm()) == pytest.approx(0.1 * 50, rel=1e-4)
+    same(moved[0], moved[1], atol=1e-4)  # of both only the direction is left

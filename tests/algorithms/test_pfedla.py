@@ -87,7 +87,7 @@ def test_weight_moves_to_the_model_that_helps() -> None:
 # ---- the order within a round
 
 
-def slow_update(algorithm: PFedLA, state: Clients, ids: list[int], delta: Layers) -> tuple[Layers, dict[str, Tensor]]:
+def slow_update(lr: float, state: Clients, ids: list[int], delta: Layers) -> tuple[Layers, dict[str, Tensor]]:
     """Client by client, everything from the models as they were before the round; plain gradient steps."""
     new_theta = copy.deepcopy(state.theta)
     new_hyper = {name: x.clone() for name, x in hyper(state).items()}
@@ -105,16 +105,16 @@ def slow_update(algorithm: PFedLA, state: Clients, ids: list[int], delta: Layers
             new_theta[key][i] = theta_bar + delta[key][row]
         to_body, to_heads = hypernetwork_gradient(body, heads, g)
         for name, step in to_body.items():
-            new_hyper[name][i] += algorithm.hyper_lr * step[0]
+            new_hyper[name][i] += lr * step[0]
         for name, step in to_heads.items():
-            new_hyper[name][heads_of] += algorithm.hyper_lr * step
+            new_hyper[name][heads_of] += lr * step
     return new_theta, new_hyper
 
 
 def test_a_round_is_computed_from_the_models_before_it() -> None:
     algorithm, ids = PFedLA(hyper_lr=0.1, hyper_optimizer="sgd"), [0, 2, 3]
     state, delta = started(algorithm), draw(3, 50)
-    theta, weights = slow_update(algorithm, copy.deepcopy(state), ids, delta)
+    theta, weights = slow_update(0.1, copy.deepcopy(state), ids, delta)
     one_by_one = copy.deepcopy(state)
     for row, i in enumerate(ids):
         one_by_one = step(algorithm, one_by_one, torch.tensor([i]), {key: rows[[row]] for key, rows in delta.items()})
@@ -270,11 +270,11 @@ def test_clients_send_the_length_of_their_path() -> None:
 def test_a_retained_layer_on_the_server_follows_the_clients_own() -> None:
     algorithm = HeurPFedLA(retain=1)
     state = started(algorithm)
-    state.heads.value["bias"].view(N, 2, N)[0, 1, 0] += 2  # client 0 retains layer b, and still mixes it
+    state.heads.value["bias"].view(N, 2, N)[3, 1, 3] += 2  # client 3 retains layer b, and still mixes it
     before, delta = copy.deepcopy(state.theta), draw(1, 1)
-    state = step(algorithm, state, torch.tensor([0]), delta)
+    state = step(algorithm, state, torch.tensor([3]), delta)
     for key in ("b", "b#stats"):
-        torch.testing.assert_close(state.theta[key][0], before[key][0] + delta[key][0])
+        torch.testing.assert_close(state.theta[key][3], before[key][3] + delta[key][0])
 
 
 # ---- settings

@@ -153,6 +153,19 @@ def test_every_layer_has_one_voice_in_a_sketch() -> None:
     assert not torch.equal(sketch(delta, NAMES, 0), sketch(delta, NAMES, 1))
 
 
+def test_a_clients_sketch_is_the_mean_of_its_updates_over_about_a_period() -> None:
+    peers, ids, every = first_peers(N, 2, torch.Generator()), torch.tensor([0, 3]), 3
+    updates = [draw(2, t) for t in range(5)]
+    drawn = [sketch(update, NAMES, int(peers.seed)) for update in updates]
+    for update in updates:
+        refresh(peers, ids, peers.candidates[ids], update, NAMES, every)
+    expected = (drawn[0] + drawn[1] + drawn[2]) / 3
+    for latest in drawn[3:]:
+        expected = expected + (latest - expected) / 3
+    torch.testing.assert_close(peers.sketches[ids], expected)
+    assert not peers.sketches[[1, 2, 4, 5]].any()
+
+
 def test_an_update_of_nothing_has_a_sketch_of_nothing() -> None:
     assert torch.equal(sketch({"a": torch.zeros(2, 5)}, ("a",), 0), torch.zeros(2, SKETCH))
 

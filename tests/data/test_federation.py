@@ -130,6 +130,39 @@ def test_targets_that_are_no_labels_come_from_files_too(tmp_path: Path) -> None:
     assert (found.outputs, found.classes, found.counts.shape) == (2, (), (1, 0, 2))
 
 
+# ---- a validation part
+
+
+def test_a_validation_part_comes_out_of_the_training_samples_class_by_class() -> None:
+    settings: dict[str, Any] = {"clients": 6, "samples_per_client": 40, "train_fraction": 0.5}
+    whole = federate(Data(**settings), NonIID1(4), seed=2)
+    held = federate(Data(**settings, validation=0.25), NonIID1(4), seed=2)
+    assert (whole.scored_on, held.scored_on) == ("test", "validation")
+    assert sizes(held) == [(15, 5)] * 6
+    assert held.counts.sum(2).tolist() == whole.counts[:, :, 0].tolist()
+    for client, (train, validation) in held.data.items():
+        before, tested = ({x.tobytes() for x in contents(part)[0]} for part in whole.data[client])
+        left, taken = ({x.tobytes() for x in contents(part)[0]} for part in (train, validation))
+        assert left | taken == before
+        assert not taken & (left | tested)
+        assert (np.abs(held.counts[client, :, 1] - 0.25 * whole.counts[client, :, 0]) < 1).all()
+    again = federate(Data(**settings, validation=0.25), NonIID1(4), seed=2)
+    for client, own in again.data.items():
+        assert np.array_equal(contents(own.test)[0], contents(held.data[client].test)[0])
+
+
+def test_own_data_have_a_validation_part_too() -> None:
+    x, y = inputs(40), np.linspace(0, 1, 40, dtype=np.float32)
+    clients: list[Any] = [(x, y), (x, y, x[:3] + 50, y[:3])]  # the second brings test data
+    found = own_data(clients, ["a", "b"], 0.5, 1, Regression(), validation=0.2)
+    assert sizes(found) == [(16, 4), (32, 8)]
+    assert found.scored_on == "validation"
+    assert contents(found.data[1].test)[0].max() < 20
+    assert found.counts.shape == (2, 0, 2)
+    with pytest.raises(ConfigError, match=r"a, data\.validation = 0\.001: .*train_fraction 0\.999"):
+        own_data(clients, ["a", "b"], 0.5, 1, Regression(), validation=0.001)
+
+
 # ---- arrays
 
 
