@@ -35,7 +35,7 @@ from pfedla.record import RunRecord
 from pfedla.report.federation import draw_federation, federation_table
 from pfedla.report.live import Live
 from pfedla.report.tables import VALUES, comparison_table, overview
-from pfedla.report.weights import draw_result
+from pfedla.report.weights import draw_result, draw_retained
 from pfedla.result import Result
 from pfedla.version import __version__
 
@@ -405,9 +405,14 @@ def _groups(experiment: Experiment, clients: int) -> Any:
 
 
 def _draw(out: Path, experiment: Experiment, result: Result) -> None:
-    """Draw the weights that a run learned, if its method learns any."""
-    groups = _groups(experiment, len(result.names))
-    draw_result(RunRecord(out).picture("weights.png"), result, algorithm_name(experiment.algorithm), groups)
+    """Draw the weights that a run learned and the layers it retained, if its method does so."""
+    groups, record, method = (
+        _groups(experiment, len(result.names)),
+        RunRecord(out),
+        algorithm_name(experiment.algorithm),
+    )
+    draw_result(record.picture("weights.png"), result, method, groups)
+    draw_retained(record.picture("retained.png"), result, method)
 
 
 def _download_progress(console: Console) -> Any:

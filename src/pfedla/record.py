@@ -49,7 +49,7 @@ __all__ = ["LAYERS", "ROUND", "RunRecord", "Snapshot"]
 
 CONFIG, FACTS, METRICS, SUMMARY = "config.toml", "run.json", "metrics.jsonl", "summary.json"
 LEDGER, DIAGNOSTICS, CHECKPOINT, ERROR = "ledger.npz", "diagnostics.npz", "checkpoint.safetensors", "error.txt"
-MODELS, PICTURES = "models", ("weights.png",)
+MODELS, PICTURES = "models", ("weights.png", "retained.png")
 ROUND, LAYERS = "round", "layers"  # beside a method's own names in the diagnostics
 
 State = Literal["running", "done", "failed", "resumable"]

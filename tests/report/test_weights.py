@@ -7,7 +7,7 @@ import pytest
 from matplotlib.image import imread
 
 from pfedla.ledger import Ledger
-from pfedla.report.weights import draw_result, draw_weights
+from pfedla.report.weights import draw_result, draw_retained, draw_weights, retained_changes
 from pfedla.result import Result
 
 
@@ -51,3 +51,16 @@ def test_a_result_without_weights_or_of_too_many_clients_is_not_drawn(
     monkeypatch.setattr("pfedla.report.weights.MOST", 2)
     draw_result(tmp_path / "weights.png", result(alpha=weights(3, 1)[None], round=np.array([1])), "mine")
     assert not list(tmp_path.iterdir())
+
+
+def test_retained_layers_are_drawn_over_the_rounds(tmp_path: Path) -> None:
+    retained = np.zeros((3, 3, 1), bool)
+    retained[1:, :2] = True
+    seen = result(retained=retained, round=np.array([2, 4, 6]), alpha=weights(3, 1)[None].repeat(3, 0))
+    draw_retained(tmp_path / "retained.png", seen, "mine")
+    assert imread(tmp_path / "retained.png").std() > 0.01
+    assert retained_changes(retained) == pytest.approx(2 / 6)  # two of three clients, once in two steps
+    assert retained_changes(retained[:1]) == 0
+    draw_retained(tmp_path / "one.png", result(retained=retained[:1], round=np.array([1])), "mine")
+    draw_retained(tmp_path / "none.png", result(alpha=weights(3, 1)[None], round=np.array([1])), "mine")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.png", "retained.png"]

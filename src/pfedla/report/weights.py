@@ -1,4 +1,4 @@
-"""The learned aggregation weights as a picture: who learns from whom, layer by layer."""
+"""The learned aggregation weights as pictures: who learns from whom, and what stays at home, layer by layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matplotlib.patches import Rectangle
 
 from pfedla.result import Result
 
-__all__ = ["draw_result", "draw_weights"]
+__all__ = ["draw_result", "draw_retained", "draw_weights", "retained_changes"]
 
 _INK, _FAINT = "#22303c", "#6b7a87"
 _SHADES = LinearSegmentedColormap.from_list("weights", ["#ffffff", "#f9d9a8", "#ef8a5a", "#b8325e", "#3b0f4f"])
@@ -74,6 +74,35 @@ def draw_weights(
     bar.set_label("weight of another client (own: grey)", fontsize=8.5, color=_INK)
     bar.ax.tick_params(labelsize=7, colors=_FAINT)
     figure.savefig(path)
+
+
+def draw_retained(path: Path, result: Result, method: str) -> None:
+    """Draw which layers stay at the clients over the rounds, if the method retains any."""
+    if "retained" not in result.diagnostics:
+        return
+    rounds, retained = result.diagnostics["round"], result.diagnostics["retained"]
+    share, layers = retained.mean(1).T, result.ledger.layers  # (layers, records)
+    height = 0.32 * len(layers) + 1.6
+    figure = Figure(figsize=(min(4 + 0.18 * len(rounds), 11), height), dpi=110, layout="constrained")
+    axis = figure.subplots()
+    edges = np.concatenate([[2 * rounds[0] - rounds[1]] if len(rounds) > 1 else [rounds[0] - 1], rounds])  # up to each
+    mesh = axis.pcolormesh(edges, np.arange(len(layers) + 1), share, cmap=_SHADES, vmin=0, vmax=1)
+    axis.set_yticks(np.arange(len(layers)) + 0.5, layers, fontsize=8, color=_INK)
+    axis.invert_yaxis()
+    axis.set_xlabel("round", fontsize=9, color=_INK)
+    axis.tick_params(length=0, labelsize=8, colors=_FAINT)
+    words = f"A client's layers change in {retained_changes(retained):.0%} of the steps from one column to the next"
+    axis.set_title(words, fontsize=8.5, color=_FAINT, loc="left")
+    figure.suptitle(f"Layers that stay at the clients: {method}", color=_INK, fontsize=12, fontweight="bold")
+    bar = figure.colorbar(mesh, ax=axis, pad=0.015)
+    bar.set_label("share of clients", fontsize=8.5, color=_INK)
+    bar.ax.tick_params(labelsize=7, colors=_FAINT)
+    figure.savefig(path)
+
+
+def retained_changes(retained: np.ndarray) -> float:
+    """Return how often a client's layers `(records, clients, layers)` differ from those of the record before."""
+    return float((retained[1:] != retained[:-1]).any(-1).mean()) if len(retained) > 1 else 0.0
 
 
 def _blocks(groups: np.ndarray | None) -> list[tuple[int, int]]:
