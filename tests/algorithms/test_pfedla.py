@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from experiments.updated_first import UpdatedFirst
 from pfedla.algorithm import Algorithm
 from pfedla.algorithms import HeurPFedLA, PFedLA, PFedLAPeers, SimilarityLayer, SimilarityModel
 from pfedla.algorithms.hypernetwork import hypernetwork, hypernetwork_gradient
@@ -306,3 +307,23 @@ def test_a_model_of_double_precision_is_mixed_and_updated(algorithm: Hypernetwor
     clients: Clients = state.clients if isinstance(state, PeerClients) else state
     torch.testing.assert_close(clients.theta["a"][0], (theta["a"] + draw(2, 1)["a"])[0].double())  # all began alike
     assert clients.heads.steps.view(N, -1).sum(1).tolist() == [2, 0, 0, 2, 0]
+
+
+def test_the_printed_order_of_lines_takes_the_models_after_the_round() -> None:
+    ids, delta = torch.tensor([1, 3]), draw(2, 7)
+    plain, printed = PFedLA(hyper_optimizer="sgd"), UpdatedFirst(hyper_optimizer="sgd")
+    before = started(plain)
+    after = before._replace(theta=copy.deepcopy(before.theta))
+    got = plain.download(before, ids).layers
+    for key, rows in after.theta.items():
+        rows[ids] = got[key] + delta[key]
+    g = torch.stack([delta[name] @ after.theta[name].T for name in NAMES], 1)
+    networks = before.body.rows(ids), before.heads.rows(torch.tensor([2, 3, 6, 7]))
+    to_body, _ = hypernetwork_gradient(*networks, g)
+    expected = before.body.value["v"][ids] + to_body["v"]
+    one, other = (step(method, copy.deepcopy(before), ids, delta) for method in (plain, printed))
+    same(one.theta, other.theta)
+    torch.testing.assert_close(other.body.value["v"][ids], expected, atol=1e-5, rtol=1e-4)
+    assert (one.body.value["v"][ids] - expected).abs().max() > 1e-3
+    with pytest.raises(NotImplementedError):
+        step(UpdatedFirst(retain=1), before, ids, delta)
