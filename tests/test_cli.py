@@ -216,7 +216,7 @@ def test_table_reads_what_compare_wrote(pfedla: Any) -> None:
     assert out.splitlines()[0] == "| method | both | comparison |"
     assert out.splitlines()[2].startswith("| `local` | 0.0 | 0.0 |")
     code, out, _ = pfedla("table", "both", "--value", "headline", "--value", "class-prior", "--value", "mb-up")
-    assert out.splitlines()[0] == "| method | both | both, class-prior | both, mb-up |"
+    assert out.splitlines()[0] == "| method | accuracy % | class-prior | mb-up |"
     for line, found in zip(out.splitlines()[2:], json.loads(Path("both/comparison.json").read_text()), strict=True):
         shown = [f"{100 * found[key]:.2f}" for key in ("accuracy_mean", "accuracy_class_prior")]
         cells = [f"`{found['algorithm']}`", *shown, f"{found['bytes_up'] / 1e6:,.1f}"]

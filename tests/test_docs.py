@@ -16,6 +16,7 @@ import torch
 from click.testing import CliRunner
 
 import pfedla
+from experiments import pages
 from pfedla import cli
 from pfedla.config import Experiment
 from pfedla.data.federation import Data
@@ -53,11 +54,18 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), target
 
 
-def test_the_table_of_all_methods_is_what_was_measured() -> None:
-    files = [str(path) for path in sorted((ROOT / "results").glob("methods-*.json"))]
-    done = CliRunner().invoke(cli.cli, ["table", *files])
-    assert done.exit_code == 0, done.output
-    assert f"<!-- table: methods -->\n{done.stdout}<!-- end -->\n" in (ROOT / "docs" / "algorithms.md").read_text()
+@pytest.mark.parametrize("page", pages.PAGES, ids=lambda path: path.name)
+def test_tables_of_results_are_what_was_measured(page: Path) -> None:
+    assert pages.written(page.read_text()) == page.read_text()
+
+
+def test_the_tables_that_readers_go_by_are_printed_from_results() -> None:
+    found = {page.name: [match[2] for match in pages.TABLE.finditer(page.read_text())] for page in pages.PAGES[:-1]}
+    shown = {word for commands in found.values() for command in commands for word in command.split() if "/" in word}
+    assert {"results/demo.json", "results/methods-*.json"} <= shown
+    assert found["README.md"]
+    assert found["algorithms.md"]
+    assert found["paper.md"]
 
 
 @pytest.fixture(scope="module")

@@ -124,8 +124,11 @@ def test_every_value_can_be_shown() -> None:
     expected = ("0.5", "-", "-", "0.01", "0.75", "0.5", "1.0", "2.0", "1.0")
     assert found == [f"| `x` | {text} |" for text in expected]
     all_at_once = overview({"one": [errors(0.5, 0.75, "x")]}, VALUES).splitlines()
-    assert all_at_once[0] == f"| method | one | {' | '.join(f'one, {value}' for value in VALUES[1:])} |"
+    assert all_at_once[0] == f"| method | rmse | {' | '.join(VALUES[1:])} |"
     assert all_at_once[2] == f"| `x` | {' | '.join(expected)} |"
+    both = {name: [{**summary(0.5, 1), "label": "x"}] for name in ("one", "other")}
+    heading = "| method | one, accuracy % | one, worst | other, accuracy % | other, worst |"
+    assert overview(both, ["headline", "worst"]).splitlines()[0] == heading
 
 
 def test_what_the_class_prior_explains_stands_beside_the_headline() -> None:

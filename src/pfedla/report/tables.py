@@ -85,7 +85,8 @@ def overview(
     for name, summaries in comparisons.items():
         known = _columns(summaries)
         for value in values:
-            heading = name if value == "headline" or len(values) == 1 else f"{name}, {value}"
+            words = known["headline"].heading.replace("\n", " ") if value == "headline" else value
+            heading = name if len(values) == 1 else words if len(comparisons) == 1 else f"{name}, {words}"
             kinds[heading] = known[value]
             for summary in summaries:
                 found = known[value].value(summary)

@@ -1,0 +1,44 @@
+"""Write the tables of the documentation anew from what lies in results/: `python -m experiments.pages`.
+
+A table stands in a page between two comments, of which the first is the command that prints it:
+
+    <!-- pfedla table results/demo.json --value headline --value worst -->
+    <!-- end -->
+
+A test runs the same and compares.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from pfedla.cli import cli
+
+ROOT = Path(__file__).parent.parent
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "results" / "README.md")
+TABLE = re.compile(r"(<!-- pfedla (table [^>]*?) -->\n).*?(<!-- end -->\n)", re.DOTALL)
+
+
+def written(text: str) -> str:
+    """Return a page with its tables printed anew."""
+    return TABLE.sub(lambda found: found[1] + printed(found[2]) + found[3], text)
+
+
+def printed(command: str) -> str:
+    """Return what a command prints; names with `*` stand for all such files in the repository."""
+    words: list[str] = []
+    for word in shlex.split(command):
+        words += sorted(map(str, ROOT.glob(word))) if "*" in word else [str(ROOT / word) if "/" in word else word]
+    done = CliRunner().invoke(cli, words, catch_exceptions=False)
+    if done.exit_code:
+        raise SystemExit(f"pfedla {command}: {done.output}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        page.write_text(written(page.read_text()))
