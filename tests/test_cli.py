@@ -364,7 +364,8 @@ def test_lists(pfedla: Any) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_cleanly_and_the_run_is_resumed(pfedla: Any) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_ctrl_c_and_the_like_stop_cleanly_and_the_run_is_resumed(pfedla: Any, number: signal.Signals) -> None:
     settings = ["--clients", "4", "--samples-per-client", "40", "--rounds", "12", "--local-epochs", "1"]
     settings += ["--eval-every", "1", "--workers", "2", "--set", "machine.checkpoints=false"]
     command = [sys.executable, "-c", "from pfedla.cli import main; main()", "run", *settings, "--out", "stopped"]
@@ -376,9 +377,9 @@ def test_ctrl_c_stops_cleanly_and_the_run_is_resumed(pfedla: Any) -> None:
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers, too
+    os.killpg(process.pid, number)  # as a terminal or a scheduler does: to the workers, too
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     assert "pfedla run --resume stopped" in err
     assert "Traceback" not in err
     with pytest.raises(ProcessLookupError):

@@ -3,6 +3,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections import deque
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -54,6 +57,48 @@ def test_a_job_whose_worker_is_killed_is_done_again(
     (record,) = caplog.records
     assert "worked for client 2 in round 1" in record.message
     assert "done again" in record.message
+
+
+ORPHAN = """
+import sys
+from pfedla import pool
+from pfedla.algorithms import FedAvg
+from tests.world import data, setting
+pool.Runtime.answer = lambda *_: bytes(10**7)  # goes through the pipe, and fills it
+if sys.argv[1] == "pipe":
+    pool._end_with_parent = lambda: None
+made = setting(FedAvg())
+workers = pool.Processes(made, data(4), 2)
+for worker in workers._workers:
+    worker.channel.connection.send("a job")
+print(*(worker.process.pid for worker in workers._workers), flush=True)
+sys.stdin.read()
+"""
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="asks Linux how processes are")
+@pytest.mark.parametrize("by", ["pipe", "signal"])
+def test_workers_end_with_a_server_that_is_killed_though_they_wait_to_answer_it(by: str) -> None:
+    command = [sys.executable, "-c", ORPHAN, by]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        workers = [int(pid) for pid in server.stdout.readline().split()]
+        assert len(workers) == 2
+        time.sleep(0.5)  # both stand before a full pipe now
+        assert not any(map(gone, workers))
+        server.kill()
+    deadline = time.monotonic() + 20
+    while not all(map(gone, workers)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_workers_killed_between_rounds_are_replaced(caplog: pytest.LogCaptureFixture) -> None:

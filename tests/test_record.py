@@ -30,6 +30,7 @@ from pfedla.algorithms.fedavg import SharedModel
 from pfedla.config import Tables
 from pfedla.errors import ConfigError, RunError
 from pfedla.experiment import federation_of
+from pfedla.record import _locks
 from pfedla.rounds import Progress
 from tests.troubled import Faulty
 from tests.world import same, same_result
@@ -368,13 +369,40 @@ def test_a_second_writer_is_refused_and_changes_nothing(tmp_path: Path) -> None:
         lambda: run(out=tmp_path / "run", overwrite=True),
         lambda: pfedla.resume(tmp_path / "run"),
     ):
-        with pytest.raises(RunError, match=r"another process is writing to .*run"):
+        with pytest.raises(RunError, match=rf"process {os.getpid()} on \S+ is writing to .*run: wait for it, or"):
             write()
     assert {name: (tmp_path / "run" / name).read_bytes() for name in files(tmp_path / "run")} == before
     assert RunRecord(tmp_path / "run").state == "running"
     first.release()
     assert RunRecord(tmp_path / "run").state == "resumable"
     RunRecord.resume(tmp_path / "run").release()
+
+
+def test_a_writer_that_cannot_be_named_is_another_process(tmp_path: Path) -> None:
+    first = RunRecord.create(tmp_path / "run", CONFIG, FACTS)
+    for text in ("", "[]", '{"pid": "x", "host": 1}'):
+        (tmp_path / "run" / "writer.json").write_text(text)
+        with pytest.raises(RunError, match=r"^another process is writing to"):
+            RunRecord.resume(tmp_path / "run")
+    first.release()
+    assert "writer.json" not in files(tmp_path / "run")
+
+
+def test_a_forked_process_does_not_hold_the_lock(tmp_path: Path) -> None:
+    """As a worker does while it finishes its job after the server was killed."""
+    first = RunRecord.create(tmp_path / "run", CONFIG, FACTS)
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+    child.start()
+    assert first._lock is not None
+    os.close(first._lock)  # as a kill does, without a word to anybody
+    _locks.discard(first._lock)
+    first._lock = None
+    deadline = time.monotonic() + 20
+    while RunRecord(tmp_path / "run").state == "running":  # the child has only just begun
+        assert time.monotonic() < deadline
+    assert child.is_alive()
+    child.kill()
+    child.join()
 
 
 WRITER = """
@@ -393,7 +421,7 @@ def test_a_run_of_another_process_is_under_way_until_that_ends(tmp_path: Path) -
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         assert RunRecord(tmp_path / "run").state == "running"
-        with pytest.raises(RunError, match="another process is writing"):
+        with pytest.raises(RunError, match=f"process {process.pid} on .* is writing"):
             RunRecord.resume(tmp_path / "run")
         process.kill()
         process.wait()

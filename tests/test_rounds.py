@@ -4,7 +4,6 @@ import copy
 import json
 import os
 import signal
-import threading
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from pfedla.engine import FlatModel
 from pfedla.errors import ConfigError
 from pfedla.layers import Layers
 from pfedla.record import RunRecord
-from pfedla.rounds import Schedule, evaluate, participants, run_round, uninterrupted
+from pfedla.rounds import Schedule, evaluate, participants, run_round
 from pfedla.training import Task, score
 from pfedla.wire import Payload
 from tests.world import WireFleet, data, fleet_of, outcome_of, play, same, server_of, setting, theta_of
@@ -56,20 +55,6 @@ def test_more_participants_than_clients_are_refused() -> None:
 def test_a_bad_number_of_participants_is_refused(count: int) -> None:
     with pytest.raises(ConfigError, match=rf"schedule\.participants = {count} must be at least 1"):
         Schedule(participants=count)
-
-
-def test_ctrl_c_is_held_back_until_the_block_is_done() -> None:
-    done = []
-
-    def work() -> None:
-        with uninterrupted():
-            os.kill(os.getpid(), signal.SIGINT)
-            done.append(True)
-
-    with pytest.raises(KeyboardInterrupt):
-        work()
-    assert done
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @dataclass(frozen=True)
@@ -111,25 +96,6 @@ def test_ctrl_c_before_the_clients_have_answered_leaves_everything_as_it_was() -
     fleet.commit()
     same((server.state, fleet.kept), before)
     assert server.t == len(server.ledger.arrays()["round"]) == 0
-
-
-def test_without_ctrl_c_nothing_happens() -> None:
-    with uninterrupted():
-        pass
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_other_threads_go_on_without_a_handler() -> None:
-    seen: list[str] = []
-
-    def work() -> None:
-        with uninterrupted():
-            seen.append("done")
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert seen == ["done"]
 
 
 def test_evaluation_changes_nothing_and_covers_all_clients(

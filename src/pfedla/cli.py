@@ -6,6 +6,7 @@ import functools
 import inspect
 import json
 import re
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
@@ -30,6 +31,7 @@ from pfedla.demo import DEMO, DEMO_METHODS
 from pfedla.errors import ConfigError, PfedlaError
 from pfedla.experiment import experiment_of, federation_of, run_experiment
 from pfedla.experiment import resume as resume_run
+from pfedla.interrupts import Stopped
 from pfedla.models import MODELS
 from pfedla.record import RunRecord
 from pfedla.report.federation import draw_federation, federation_table
@@ -359,8 +361,8 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(2)
-    except (KeyboardInterrupt, click.Abort):
-        sys.exit(130)
+    except (KeyboardInterrupt, click.Abort) as stopped:
+        sys.exit(128 + (stopped.number if isinstance(stopped, Stopped) else signal.SIGINT))
     except PfedlaError as error:
         Console(stderr=True).print("error:", style="bold red", end=" ")
         Console(stderr=True).print(_with_options(str(error)), markup=False, highlight=False, soft_wrap=True)

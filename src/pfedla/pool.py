@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from pfedla.client import Job, Runtime, Setting
 from pfedla.errors import ConfigError, RunError
+from pfedla.interrupts import SIGNALS
 from pfedla.training import ClientData
 from pfedla.tree import convert, flatten
 
@@ -48,6 +50,7 @@ SLOT_BYTES = 64 * 2**20  # at most; what is larger goes through the pipe
 ALIGNMENT = 64
 
 log = logging.getLogger("pfedla")
+_ours: weakref.WeakSet[Connection] = weakref.WeakSet()  # the server's ends of all pipes
 
 
 class Pool(Protocol):
@@ -163,6 +166,7 @@ class _Process:
     def _start(self) -> None:
         context: Any = multiprocessing.get_context(START_METHOD)
         ours, theirs = context.Pipe()
+        _ours.add(ours)
         size = _aligned(min(4 * self._message + 2**16, SLOT_BYTES))  # some methods send several models
         jobs, answers = (torch.empty(DEPTH, size, dtype=torch.uint8).share_memory_() for _ in range(2))
         self.channel = _Channel(ours, jobs, answers)
@@ -224,11 +228,8 @@ class _Process:
 
     def close(self) -> None:
         self.channel.connection.close()
-        self.process.terminate()
-        self.process.join(5)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
+        self.process.kill()  # it holds nothing that it would have to put in order
+        self.process.join()
 
 
 @dataclass(frozen=True)
@@ -286,8 +287,11 @@ class _Channel:
 
 def _serve(channel: _Channel, setting: Setting, data: Mapping[int, ClientData], parent: int) -> None:
     """Run a worker: take jobs until the server's process is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in SIGNALS:  # a whole group is often sent them, and they are the server's to handle
+        signal.signal(number, signal.SIG_IGN)
+    _end_with_parent()
+    for connection in list(_ours):  # the server's ends came along with the fork: held here, they would never break
+        connection.close()
     torch.set_num_threads(1)
     runtime = Runtime(setting, data)
     while True:
@@ -299,6 +303,14 @@ def _serve(channel: _Channel, setting: Setting, data: Mapping[int, ClientData], 
         except (EOFError, OSError):
             return
         channel.send(runtime.answer(job))
+
+
+def _end_with_parent() -> None:
+    """Have the system end this process with the one that made it, where it can."""
+    set_death_signal = 1  # from sys/prctl.h
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
 
 
 def keep_freed_memory() -> None:

@@ -12,6 +12,7 @@ diagnostics.npz         the method's diagnostics over the rounds: `round`, `laye
 models/                 every client's personalized model, by number, as safetensors
 checkpoint.safetensors  while the run is not complete: where it is resumed
 error.txt               why the run failed
+writer.json             while a process writes here: which
 ======================  ==========================================================================
 """
 
@@ -21,6 +22,7 @@ import copy
 import json
 import os
 import shutil
+import socket
 import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -50,7 +52,10 @@ __all__ = ["LAYERS", "ROUND", "RunRecord", "Snapshot"]
 CONFIG, FACTS, METRICS, SUMMARY = "config.toml", "run.json", "metrics.jsonl", "summary.json"
 LEDGER, DIAGNOSTICS, CHECKPOINT, ERROR = "ledger.npz", "diagnostics.npz", "checkpoint.safetensors", "error.txt"
 MODELS, PICTURES = "models", ("weights.png", "retained.png")
+WRITER = "writer.json"  # who writes here now
 ROUND, LAYERS = "round", "layers"  # beside a method's own names in the diagnostics
+
+_locks: set[int] = set()  # handles of the folders that this process writes to
 
 State = Literal["running", "done", "failed", "resumable"]
 
@@ -200,7 +205,9 @@ class RunRecord:
     def release(self) -> None:
         """Let other processes write."""
         if self._lock is not None:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)  # processes that were forked meanwhile have the handle, too
+            (self.path / WRITER).unlink(missing_ok=True)
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+            _locks.discard(self._lock)
             os.close(self._lock)
         self._lock = None
 
@@ -320,7 +327,11 @@ class RunRecord:
     def _hold(self) -> None:
         """Take the lock, or say that somebody else has it."""
         if not self._take_lock():
-            raise RunError(f"another process is writing to {self.path}")
+            raise RunError(
+                f"{_writer(self.path)} is writing to {self.path}: wait for it, or choose another folder (out)"
+            )
+        with suppress(OSError):
+            _write(self.path / WRITER, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}) + "\n")
 
     def _take_lock(self, *, peek: bool = False) -> bool:
         """Return whether the lock could be had; keep it unless it was only a peek."""
@@ -336,12 +347,33 @@ class RunRecord:
             os.close(handle)
         else:
             self._lock = handle
+            _locks.add(handle)
         return True
 
     def _clear(self) -> None:
         for name in (CONFIG, FACTS, METRICS, SUMMARY, LEDGER, DIAGNOSTICS, CHECKPOINT, ERROR, *PICTURES):
             (self.path / name).unlink(missing_ok=True)
         shutil.rmtree(self.path / MODELS, ignore_errors=True)
+
+
+def _let_go_of_locks() -> None:
+    """Close the locks that came along with a fork: they are the parent's alone, and end with it."""
+    for handle in _locks:
+        os.close(handle)
+    _locks.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go_of_locks)
+
+
+def _writer(path: Path) -> str:
+    """Return who holds a folder's lock, as far as it is known."""
+    try:
+        found = json.loads((path / WRITER).read_text())
+        return f"process {int(found['pid'])} on {found['host']}"
+    except (OSError, ValueError, LookupError, TypeError):
+        return "another process"
 
 
 def _write(path: Path, text: str) -> None:

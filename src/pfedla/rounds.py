@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import logging
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -19,6 +15,7 @@ from pfedla.algorithm import Algorithm
 from pfedla.client import Setting
 from pfedla.errors import ConfigError, RunError
 from pfedla.fleet import Answers, Fleet
+from pfedla.interrupts import stoppable, uninterrupted
 from pfedla.layers import Layers
 from pfedla.ledger import Ledger
 from pfedla.objective import Objective
@@ -40,7 +37,6 @@ __all__ = [
     "participants",
     "run",
     "run_round",
-    "uninterrupted",
 ]
 
 CHUNK = 64  # clients that are sent something at once outside rounds
@@ -115,8 +111,23 @@ def run(
 ) -> Outcome:
     """Run all rounds with `n` clients, from a record's checkpoint if there is one.
 
-    On Ctrl-C the record gets a checkpoint of the last complete round before `KeyboardInterrupt` is raised again.
+    On Ctrl-C, SIGTERM or SIGHUP the record gets a checkpoint of the last complete round before `KeyboardInterrupt` is
+    raised again.
     """
+    with stoppable():
+        return _run(setting, fleet, n, schedule, record, watch, checkpoint_every, models)
+
+
+def _run(
+    setting: Setting,
+    fleet: Fleet,
+    n: int,
+    schedule: Schedule,
+    record: RunRecord | None,
+    watch: Watch | None,
+    checkpoint_every: int | None,
+    models: bool,
+) -> Outcome:
     algorithm, spec = setting.algorithm, setting.spec
     state = algorithm.init(spec.read(setting.template), n, stream(schedule.seed, "init"))
     server, history, before = Server(state, Ledger(spec.names)), list[dict[str, Any]](), 0.0
@@ -308,19 +319,3 @@ def _mean(values: np.ndarray) -> float | None:
 
 def _plain(values: np.ndarray) -> list[float | None]:
     return [None if np.isnan(value) else round(float(value), 6) for value in values]
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C back until the block is done, so that state and its record change together or not at all."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    asked: list[tuple[int, FrameType | None]] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: asked.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if asked and callable(before):
-            before(*asked[-1])
