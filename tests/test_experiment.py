@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from torch import nn
 import pfedla
 from pfedla import Experiment, FedAvg, PFedLA, Training, resume, run_experiment
 from pfedla.algorithms import ALGORITHMS
-from pfedla.config import Tables
-from pfedla.errors import ConfigError, DataError, ModelError
+from pfedla.config import Tables, merge
+from pfedla.errors import ConfigError, DataError, ModelError, PfedlaError, RunError
 from pfedla.experiment import federation_of
+from pfedla.record import RunRecord
 from pfedla.rounds import Progress
 from pfedla.storage import is_mapped
 from tests.world import same_result, timeless
@@ -243,12 +245,114 @@ def test_an_interrupted_experiment_resumes_from_its_directory(algorithm: str, tm
                 assert all(np.array_equal(a[key], b[key]) for key in a)
 
 
+@pytest.fixture
+def parts(tmp_path: Path) -> Path:
+    """Make a run that was stopped after three of four rounds."""
+
+    def stop(progress: Progress) -> None:
+        if progress.t == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(Experiment.from_tables(tables(images(tmp_path))), tmp_path / "parts", watch=stop)
+    return tmp_path / "parts"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("lr = 0.01", "lr = 0.02", r"training\.lr is 0\.02 and was 0\.01"),
+        ("seed = 0", "seed = 1", r"schedule\.seed is 1 and was 0"),
+        ("participants = 3", "participants = 2", r"schedule\.participants is 2 and was 3"),
+        ("participants = 3\n", "", r"schedule\.participants is not set and was 3"),
+        ("rounds = 4", "rounds = 2", r"schedule\.rounds is 2 and was 4"),
+        ("retain = 0", "retain = 1", r"algorithm\.retain is 1 and was 0"),
+        ("train_fraction = 0.7", "train_fraction = 0.6", r"data\.train_fraction is 0\.6 and was 0\.7"),
+        ('name = "non-iid-1"', 'name = "iid"', r"split\.name is iid and was non-iid-1"),
+    ],
+)
+def test_a_changed_configuration_is_not_resumed(old: str, new: str, message: str, parts: Path) -> None:
+    config = parts / "config.toml"
+    text = config.read_text()
+    assert text.count(old) == 1
+    config.write_text(text.replace(old, new))
+    with pytest.raises(RunError, match=f"other settings than config.toml has: .*{message}"):
+        resume(parts)
+    assert RunRecord(parts).state == "resumable"
+    config.write_text(text)
+    assert resume(parts).summary["rounds"] == 4
+
+
+@pytest.mark.parametrize("content", ["", "\0" * 50, "[schedule"])
+def test_a_configuration_that_a_full_disk_left_is_not_taken_for_the_defaults(content: str, parts: Path) -> None:
+    (parts / "config.toml").write_text(content)
+    with pytest.raises(PfedlaError, match=r"other settings than config\.toml has|cannot be read as TOML"):
+        resume(parts)
+
+
+def test_changed_data_are_not_resumed(parts: Path, tmp_path: Path) -> None:
+    path = tmp_path / "images" / "phone-1.npz"
+    with np.load(path) as file:
+        x, y = file["x"], file["y"]
+    x[3, 0, 0, 0] += 1
+    np.savez(path, x=x, y=y)
+    with pytest.raises(RunError, match="was started with other data"):
+        resume(parts)
+
+
+def test_another_version_of_the_package_is_told(
+    parts: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("pfedla.experiment.__version__", "9.9")
+    resume(parts)
+    assert f"was started by version {pfedla.__version__}, this is 9.9" in caplog.text
+
+
+def test_machine_settings_may_change_when_a_run_is_resumed(parts: Path) -> None:
+    config = parts / "config.toml"
+    config.write_text(config.read_text().replace("checkpoints = false", "checkpoints = true"))
+    resume(parts)
+    assert (parts / "checkpoint.safetensors").exists()
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_rounds_may_grow_also_those_of_a_complete_run(complete: bool, tmp_path: Path) -> None:
+    settings = merge(tables(images(tmp_path)), {"machine": {"checkpoints": True}})
+    long = run_experiment(Experiment.from_tables(merge(settings, {"schedule": {"rounds": 7}})))
+
+    def stop(progress: Progress) -> None:
+        if progress.t == 3 and not complete:
+            raise KeyboardInterrupt
+
+    out = tmp_path / "run"
+    with suppress(KeyboardInterrupt):
+        run_experiment(Experiment.from_tables(settings), out, watch=stop)
+    assert RunRecord(out).complete == complete
+    with pytest.raises(ConfigError, match=r"schedule\.rounds = 2: the run has 4, and can only grow"):
+        resume(out, rounds=2)
+    same_result(resume(out, rounds=7), long)
+    assert Experiment.load(out / "config.toml").schedule.rounds == 7
+    with pytest.raises(RunError, match="is complete: only more rounds"):
+        resume(out)
+    same_result(pfedla.load(out), long)
+
+
+def test_a_complete_run_without_a_checkpoint_cannot_grow(tmp_path: Path) -> None:
+    run_experiment(Experiment.from_tables(tables(images(tmp_path))), tmp_path / "run")
+    with pytest.raises(RunError, match="has no checkpoint that more rounds could start from"):
+        resume(tmp_path / "run", rounds=9)
+    assert RunRecord(tmp_path / "run").complete
+
+
 def test_a_run_leaves_what_it_promises(tmp_path: Path) -> None:
     out = tmp_path / "run"
     result = run_experiment(Experiment.from_tables(tables(images(tmp_path))), out)
     files = {"config.toml", "run.json", "metrics.jsonl", "summary.json", "ledger.npz", "diagnostics.npz", "models"}
     assert {file.name for file in out.iterdir()} == files
-    assert json.loads((out / "run.json").read_text()) == {
+    facts = json.loads((out / "run.json").read_text())
+    assert (facts.pop("format"), len(facts.pop("id")), len(facts.pop("data"))) == (1, 32, 64)
+    assert facts.pop("settings") == json.loads(json.dumps(Experiment.load(out / "config.toml").decisive()))
+    assert facts == {
         "version": pfedla.__version__,
         "model": "auto",
         "layers": {},

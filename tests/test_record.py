@@ -281,6 +281,7 @@ def test_clients_of_any_name_never_become_file_names(tmp_path: Path) -> None:
     assert files(tmp_path / "work") == {
         *("run/config.toml", "run/run.json", "run/metrics.jsonl", "run/summary.json", "run/ledger.npz"),
         *("run/diagnostics.npz", *(f"run/models/{client}.safetensors" for client in range(len(ODD)))),
+        "run/checkpoint.safetensors",
     }
     assert {path.name for path in tmp_path.iterdir()} == {"work", "data.npz"}
     loaded = pfedla.load(out)
@@ -317,7 +318,7 @@ def test_a_run_is_under_way_then_done(tmp_path: Path) -> None:
     assert states == ["running", "running"]
     assert RunRecord(tmp_path / "run").state == "done"
     assert RunRecord(tmp_path / "run").complete
-    assert not {"checkpoint.safetensors", "error.txt"} & files(tmp_path / "run")
+    assert not {"checkpoint-before.safetensors", "error.txt", "writer.json"} & files(tmp_path / "run")
 
 
 def test_a_stopped_run_is_resumable_and_resuming_it_ends_it(tmp_path: Path) -> None:
@@ -367,7 +368,6 @@ def test_a_second_writer_is_refused_and_changes_nothing(tmp_path: Path) -> None:
         lambda: RunRecord.create(tmp_path / "run", "", {}, overwrite=True),
         lambda: RunRecord.resume(tmp_path / "run"),
         lambda: run(out=tmp_path / "run", overwrite=True),
-        lambda: pfedla.resume(tmp_path / "run"),
     ):
         with pytest.raises(RunError, match=rf"process {os.getpid()} on \S+ is writing to .*run: wait for it, or"):
             write()
@@ -500,7 +500,7 @@ def test_a_new_run_has_its_configuration(tmp_path: Path) -> None:
     record = RunRecord.unfinished(path)
     assert record.exists
     assert not record.complete
-    assert record.facts() == FACTS
+    assert record.facts() == FACTS | {"format": 1, "id": record.facts()["id"]}
 
 
 def test_an_unfinished_run_is_not_overwritten(tmp_path: Path) -> None:
@@ -516,7 +516,7 @@ def test_a_complete_run_is_neither_overwritten_nor_resumed(tmp_path: Path) -> No
     with pytest.raises(RunError, match=r"already holds a complete run: choose another folder \(out\), or overwrite it"):
         RunRecord.create(path, "", {})
     for open_again in (RunRecord.unfinished, RunRecord.resume):
-        with pytest.raises(RunError, match="is complete: there is nothing to resume"):
+        with pytest.raises(RunError, match="is complete: only more rounds could be added to it"):
             open_again(path)
     assert RunRecord(path).summary() == {"seed": 3}
 
@@ -569,8 +569,12 @@ def test_a_run_from_python_is_resumed_from_python(tmp_path: Path) -> None:
     for _ in range(2):  # the refusal leaves nothing behind
         with pytest.raises(RunError, match=r"was started from Python.*pfedla\.run\(\.\.\., out=path, resume=True\)"):
             pfedla.resume(tmp_path / "run")
-        for other in ({"seed": 4}, {"layers": {"all": "*"}}, {"train_fraction": 0.5}):
-            with pytest.raises(RunError, match="holds a run with other settings, layers or data"):
+        for other, what in (
+            ({"seed": 4}, r"other settings than the arguments has: schedule\.seed is 4 and was 3"),
+            ({"layers": {"all": "*"}}, "other layers"),
+            ({"train_fraction": 0.5}, r"data\.train_fraction is 0\.5 and was 0\.7"),
+        ):
+            with pytest.raises(RunError, match=what):
                 run(out=tmp_path / "run", resume=True, **other)
     assert RunRecord(tmp_path / "run").state == "resumable"
     same_result(run(out=tmp_path / "run", resume=True), run())
@@ -589,12 +593,8 @@ def test_a_refused_resume_leaves_the_failure_on_record(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="other settings"):
         run(Faulty(), out=tmp_path / "run", resume=True, seed=4)
     assert RunRecord(tmp_path / "run").state == "failed"
-    (tmp_path / "run" / "config.toml").write_text("[")
-    for _ in range(2):
-        with pytest.raises(ConfigError, match="cannot be read as TOML"):
-            run(Faulty(), out=tmp_path / "run", resume=True)
     (tmp_path / "run" / "run.json").unlink()
-    with pytest.raises(RunError, match="is of an earlier version"):
+    with pytest.raises(RunError, match="is of another version"):
         RunRecord.resume(tmp_path / "run")
 
 

@@ -68,7 +68,7 @@ def lines(record: RunRecord) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("stops", "every"), [slow((3,), None), slow((2, 5), None), ((5,), 2)])
+@pytest.mark.parametrize(("stops", "every"), [slow((3,), None), slow((2, 5), None), ((5,), 0)])
 def test_a_run_interrupted_and_resumed_is_as_if_it_had_never_stopped(
     stops: tuple[int, ...], every: int | None, algorithm: Algorithm[Any], tmp_path: Path
 ) -> None:
@@ -90,12 +90,12 @@ def test_a_run_killed_between_checkpoints_goes_on_from_the_last(tmp_path: Path) 
 
     record = create(tmp_path / "run")
     with pytest.raises(SystemExit):
-        outcome_of(PFedLA(), record, killed, checkpoint_every=3)
+        outcome_of(PFedLA(), record, killed, checkpoint_every=0)
     with (record.path / "metrics.jsonl").open("a") as file:
         file.write('{"round": 5, "accur')  # the line it was writing
     seen: list[int] = []
     same_outcome(outcome_of(PFedLA(), record, lambda progress: seen.append(progress.t)), outcome_of(PFedLA()))
-    assert seen == [3, 4, 5, 6]
+    assert seen == [4, 5, 6]
     assert [line["round"] for line in lines(record)] == [2, 4, 6]
 
 
@@ -192,5 +192,106 @@ def test_a_checkpoint_comes_back_to_the_bit(tmp_path: Path) -> None:
         for key, values in ledger.arrays().items():
             assert np.array_equal(found.ledger.arrays()[key], values)
         snapshot = found
-    names = ["checkpoint.safetensors", "config.toml", "metrics.jsonl", "run.json"]
+    names = ["checkpoint-before.safetensors", "checkpoint.safetensors", "config.toml", "metrics.jsonl", "run.json"]
+    record.release()
     assert sorted(path.name for path in record.path.iterdir()) == names
+
+
+# ---- checkpoints that are not what was written
+
+
+def stopped(path: Path, t: int = 4) -> RunRecord:
+    """Return a run that was stopped after round `t`, with a checkpoint of every round."""
+    record = create(path)
+    with pytest.raises(KeyboardInterrupt):
+        outcome_of(PFedLA(), record, stop_at(t), checkpoint_every=0)
+    return record
+
+
+def flip(path: Path, place: int) -> None:
+    """Change one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[place] ^= 16
+    path.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize("damage", ["flip early", "flip late", "cut", "empty", "another run", "another format"])
+def test_a_damaged_checkpoint_is_left_for_the_one_before_it(
+    damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    record = stopped(tmp_path / "run")
+    latest = record.path / "checkpoint.safetensors"
+    size, head = latest.stat().st_size, 8 + int.from_bytes(latest.read_bytes()[:8], "little")
+    match damage:
+        case "flip early":
+            flip(latest, head + 5)
+        case "flip late":
+            flip(latest, size - 1)
+        case "cut":
+            latest.write_bytes(latest.read_bytes()[: size // 2])
+        case "empty":
+            latest.write_bytes(b"")
+        case "another run":
+            latest.write_bytes((stopped(tmp_path / "other").path / "checkpoint.safetensors").read_bytes())
+        case _:
+            latest.write_bytes(latest.read_bytes().replace(b'\\"format\\": 1', b'\\"format\\": 7'))
+    seen: list[int] = []
+    same_outcome(outcome_of(PFedLA(), record, lambda progress: seen.append(progress.t)), outcome_of(PFedLA()))
+    assert seen == [3, 4, 5, 6]
+    assert "The checkpoint before it is used, of round 3" in caplog.text
+    assert [line["round"] for line in lines(record)] == [2, 4, 6]
+
+
+def test_without_a_whole_checkpoint_a_run_is_not_resumed(tmp_path: Path) -> None:
+    record = stopped(tmp_path / "run")
+    for name in ("checkpoint.safetensors", "checkpoint-before.safetensors"):
+        flip(record.path / name, -1)
+    with pytest.raises(RunError, match=r"checkpoint\.safetensors is damaged.*before.* No whole checkpoint is left"):
+        outcome_of(PFedLA(), record)
+
+
+def test_a_kill_between_the_two_renames_loses_one_round(tmp_path: Path) -> None:
+    record = stopped(tmp_path / "run")
+    (record.path / "checkpoint.safetensors").rename(record.path / "checkpoint.safetensors.part")
+    seen: list[int] = []
+    same_outcome(outcome_of(PFedLA(), record, lambda progress: seen.append(progress.t)), outcome_of(PFedLA()))
+    assert seen[0] == 3
+
+
+@pytest.mark.parametrize("content", ["", "nonsense\n", '{"round": 2}\n{"round": 99}\n', "\0" * 100])
+def test_metrics_are_those_of_the_checkpoint_whatever_became_of_their_file(content: str, tmp_path: Path) -> None:
+    record = stopped(tmp_path / "run")
+    (record.path / "metrics.jsonl").write_text(content)
+    outcome = outcome_of(PFedLA(), record)
+    same_outcome(outcome, outcome_of(PFedLA()))
+    assert lines(record) == outcome.history
+
+
+def test_fewer_rounds_than_were_done_are_refused(tmp_path: Path) -> None:
+    record = stopped(tmp_path / "run")
+    with pytest.raises(RunError, match=r"at round 4 already: schedule\.rounds = 3 cannot be less"):
+        outcome_of(PFedLA(), record, rounds=3)
+
+
+@pytest.mark.parametrize("eval_every", [2, 4])
+def test_a_run_made_longer_is_as_one_that_was_long_from_the_start(eval_every: int, tmp_path: Path) -> None:
+    record = create(tmp_path / "run")
+    outcome_of(PFedLA(), record, rounds=3, eval_every=eval_every, checkpoint_every=100)
+    found = outcome_of(PFedLA(), record, rounds=6, eval_every=eval_every)
+    same_outcome(found, outcome_of(PFedLA(), rounds=6, eval_every=eval_every))
+
+
+def test_checkpoints_take_a_fiftieth_of_the_time_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, written = [0.0], list[int]()
+    monkeypatch.setattr("pfedla.rounds.time.perf_counter", lambda: now[0])
+
+    def checkpoint(_: RunRecord, snapshot: Snapshot) -> None:
+        written.append(snapshot.t)
+        now[0] += 0.5
+
+    def round_of_ten_seconds(_: Progress) -> None:
+        now[0] += 10
+
+    monkeypatch.setattr(RunRecord, "checkpoint", checkpoint)
+    outcome_of(FedAvg(), create(tmp_path / "run"), round_of_ten_seconds, rounds=12, checkpoint_every=15)
+    assert written == [2, 5, 8, 11, 12]  # after 20 s, then 25 s apart, which is 50 times half a second; and at the end

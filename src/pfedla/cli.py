@@ -29,7 +29,7 @@ from pfedla.data.datasets import DATASETS, load_dataset
 from pfedla.data.splits import SPLITS, Groups
 from pfedla.demo import DEMO, DEMO_METHODS
 from pfedla.errors import ConfigError, PfedlaError
-from pfedla.experiment import experiment_of, federation_of, run_experiment
+from pfedla.experiment import ROUNDS, experiment_of, federation_of, run_experiment
 from pfedla.experiment import resume as resume_run
 from pfedla.interrupts import Stopped
 from pfedla.models import MODELS
@@ -123,7 +123,7 @@ def cli() -> None:
 @cli.command()
 @_settings(METHOD_OPTION, DATA_OPTIONS, RUN_OPTIONS)
 @click.option("--out", type=_path, help="The run directory; a new one under runs/ by default.")
-@click.option("--resume", type=_path, metavar="DIR", help="Resume the unfinished run in DIR.")
+@click.option("--resume", type=_path, metavar="DIR", help="Resume the run in DIR; with --rounds it becomes longer.")
 @_overwrite
 @_quiet
 @_json
@@ -138,12 +138,14 @@ def run(
 ) -> None:
     """Run one method."""
     console = Console(stderr=True, quiet=quiet)
-    workers = changes.get("machine", {}).get("workers")
+    workers, rounds = changes.get("machine", {}).get("workers"), changes.get("schedule", {}).get("rounds")
     if resume:
-        if settings not in ({}, {"machine": {"workers": workers}}) or out or overwrite:
-            raise ConfigError("a run is resumed as it was configured: --resume takes no settings but --workers")
+        if {f"{section}.{key}" for section in settings for key in settings[section]} - {"machine.workers", ROUNDS} or (
+            out or overwrite
+        ):
+            raise ConfigError("a run is resumed as it was configured: --resume takes --workers and --rounds alone")
         out = resume
-        experiment = experiment_of(RunRecord.unfinished(resume))
+        experiment = experiment_of(resume, rounds)
     else:
         experiment = Experiment.from_tables(settings)
         out = out or _new_folder(experiment)
@@ -155,7 +157,7 @@ def run(
         with redirect_stdout(sys.stderr), Live(console) as live:
             live.start(label, experiment.schedule.rounds)
             if resume:
-                result = resume_run(resume, live, workers=workers, experiment=experiment, federation=federation)
+                result = resume_run(resume, live, workers=workers, rounds=rounds, federation=federation)
             else:
                 result = run_experiment(experiment, out, overwrite=overwrite, watch=live, federation=federation)
     except KeyboardInterrupt:

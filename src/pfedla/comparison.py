@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,7 +55,7 @@ def compare(
 ) -> Summaries:
     """Run every variant with every seed into `out/LABEL-seedK`, and keep `out/comparison.json` up to date.
 
-    Complete runs with the same configuration are kept, unfinished ones are resumed.
+    Complete runs with the same configuration are kept, unfinished ones resumed, and those of fewer rounds made longer.
 
     Parameters
     ----------
@@ -86,13 +87,17 @@ def compare(
             if label not in done:
                 continue
             path = out / f"{label}-seed{seed}"
-            record = RunRecord(path)
+            record, longer = RunRecord(path), False
             if record.exists and not overwrite:
-                if Experiment.load(record.config).decisive() != experiment.decisive():
+                before, rounds = Experiment.load(record.config), experiment.schedule.rounds
+                longer = rounds > before.schedule.rounds
+                if longer:
+                    before = replace(before, schedule=replace(before.schedule, rounds=rounds))
+                if before.decisive() != experiment.decisive():
                     raise RunError(
                         f"{path} holds a run with another configuration: choose another folder (out), or overwrite it"
                     )
-                if record.complete:
+                if record.complete and not longer:
                     tell(f"{path} is complete: kept (overwrite it to run it anew)")
                     done[label].append(record.summary())
                     _write(out, done)
@@ -110,7 +115,8 @@ def compare(
                     continue
             watch = start(f"{label} {seed}" if len(seeds) > 1 else label, experiment.schedule.rounds)
             if record.exists and not overwrite:
-                result = resume(path, watch, workers=experiment.machine.workers, federation=federation)
+                workers, more = experiment.machine.workers, experiment.schedule.rounds if longer else None
+                result = resume(path, watch, workers=workers, rounds=more, federation=federation)
             else:
                 result = run_experiment(experiment, path, overwrite=overwrite, watch=watch, federation=federation)
             finished(path, experiment, result)

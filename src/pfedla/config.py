@@ -25,7 +25,7 @@ from pfedla.errors import ConfigError, unknown_name
 from pfedla.models import Model, import_object
 from pfedla.objective import OBJECTIVES, Classification, Objective
 from pfedla.rounds import Schedule
-from pfedla.settings import Count, Range, Settings, build, name_of, names_of
+from pfedla.settings import NonNegative, Range, Settings, build, name_of, names_of
 from pfedla.training import Training
 
 __all__ = [
@@ -79,8 +79,8 @@ class Machine(Settings):
     ray_address: str | None = None  # host:port, auto or local; by default the running cluster, or else a new one here
     data_dir: str | None = None  # where data sets lie; $PFEDLA_DATA by default
     download: bool = False  # fetch missing data sets
-    checkpoints: bool = True  # at regular intervals; without, only at Ctrl-C
-    checkpoint_every: Count = 20  # rounds
+    checkpoints: bool = True  # at regular intervals and at the end; without, only at Ctrl-C and the like
+    checkpoint_every: NonNegative = 60.0  # seconds, and so seldom that they take no more than a fiftieth of the time
     keep_models: bool = True  # make and write every client's personalized model at the end
 
 

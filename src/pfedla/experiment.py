@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -36,6 +37,8 @@ from pfedla.version import __version__, commit
 
 __all__ = ["experiment_of", "federation_of", "load", "prepare", "resume", "run", "run_experiment"]
 
+log = logging.getLogger("pfedla")
+ROUNDS = "schedule.rounds"
 PYTHON = "python"  # the model of a run whose model and data came from Python
 
 
@@ -74,19 +77,19 @@ def resume(
     watch: Watch | None = None,
     *,
     workers: int | None = None,
-    experiment: Experiment | None = None,
+    rounds: int | None = None,
     federation: Federation | None = None,
 ) -> Result:
     """Resume an unfinished run from its checkpoint; the result is as if it had never stopped.
 
-    Its configuration and data are read again unless they are at hand.
+    With `rounds` a run, complete or not, is made longer. Its configuration and data must be as they were.
     """
-    experiment = experiment or experiment_of(RunRecord.unfinished(path))
+    experiment = experiment_of(path, rounds)
     if workers is not None:
         experiment = replace(experiment, machine=replace(experiment.machine, workers=workers))
     federation = federation or federation_of(experiment)
     setting = prepare(experiment, federation)
-    return _run(setting, experiment, federation, RunRecord.resume(path), watch)
+    return _run(setting, experiment, federation, _reopened(path, experiment, federation), watch)
 
 
 def load(path: Path | str, model: Callable[[], nn.Module] | nn.Module | None = None) -> Result:
@@ -218,12 +221,11 @@ def run(
     setting = _setting(experiment, template, LayerSpec.of(template, layers), federation)
     facts = _facts(experiment, federation, layers)
     if resume and out is not None and not overwrite:
-        before = RunRecord.unfinished(out)
-        tables = read_tables(before.config)
-        tables.pop(Machine.section, None)
-        if tables != experiment.decisive() or before.facts() | {"version": __version__} != facts:
-            raise RunError(f"{out} holds a run with other settings, layers or data: resume it with its own")
-        record: RunRecord | None = RunRecord.resume(out)
+        known = RunRecord.unfinished(out, longer=True).facts()
+        _refuse_changes(out, known, experiment, "the arguments")
+        if known.get("layers") != facts["layers"]:
+            raise RunError(f"{out} holds a run with other layers: resume it with its own")
+        record: RunRecord | None = _reopened(out, experiment, federation)
     elif resume:
         raise ConfigError("resume needs the folder of an unfinished run (out), and does not go with overwrite")
     else:
@@ -270,14 +272,57 @@ def _pool_of(machine: Machine) -> Callable[..., Pool]:
     return partial(ray_pool, address=machine.ray_address)
 
 
-def experiment_of(record: RunRecord) -> Experiment:
-    """Return the configuration of a run; refuse one that came from Python."""
+def experiment_of(path: Path | str, rounds: int | None = None) -> Experiment:
+    """Return the configuration of a run to be resumed, with more `rounds` if given; refuse one that was changed."""
+    record = RunRecord.unfinished(path, longer=rounds is not None)
     if record.facts().get("model") == PYTHON:
         raise RunError(
             f"the run in {record.path} was started from Python, with a model and data of its own: "
             "pfedla.run(..., out=path, resume=True) resumes it"
         )
-    return Experiment.load(record.config)
+    experiment = Experiment.load(record.config)
+    _refuse_changes(path, record.facts(), experiment, record.config.name)
+    if rounds is not None and rounds < experiment.schedule.rounds:
+        raise ConfigError(f"schedule.rounds = {rounds}: the run has {experiment.schedule.rounds}, and can only grow")
+    schedule = experiment.schedule if rounds is None else replace(experiment.schedule, rounds=rounds)
+    return replace(experiment, schedule=schedule)
+
+
+def _refuse_changes(path: Path | str, known: dict[str, Any], experiment: Experiment, where: str) -> None:
+    """Refuse settings other than those that a run was started with, but for more rounds."""
+    before, now = _flat(known.get("settings", {})), _flat(json.loads(_settings(experiment)))
+    changed = [key for key in sorted(before.keys() | now) if before.get(key) != now.get(key)]
+    if _longer(known, experiment):
+        changed.remove(ROUNDS)
+    if changed:
+        words = [f"{key} is {now.get(key, 'not set')} and was {before.get(key, 'not set')}" for key in changed]
+        raise RunError(f"the run in {path} was started with other settings than {where} has: {'; '.join(words)}")
+
+
+def _longer(known: dict[str, Any], experiment: Experiment) -> bool:
+    rounds: int = known.get("settings", {}).get("schedule", {}).get("rounds", 0)
+    return experiment.schedule.rounds > rounds
+
+
+def _reopened(path: Path | str, experiment: Experiment, federation: Federation) -> RunRecord:
+    """Open a run's record to continue it, if its data are still the same."""
+    known = RunRecord(path).facts()
+    if known.get("data") != federation.fingerprint():
+        raise RunError(f"the run in {path} was started with other data: they have changed since")
+    if known.get("version") != __version__:
+        log.warning("the run in %s was started by version %s, this is %s", path, known.get("version"), __version__)
+    if not _longer(known, experiment):
+        return RunRecord.resume(path)
+    return RunRecord.resume(path, experiment.toml(), settings=json.loads(_settings(experiment)))
+
+
+def _settings(experiment: Experiment) -> str:
+    """Return the settings that decide the result as JSON."""
+    return json.dumps(experiment.decisive(), sort_keys=True, default=str)
+
+
+def _flat(tables: dict[str, Any]) -> dict[str, Any]:
+    return {f"{section}.{key}": value for section, table in tables.items() for key, value in table.items()}
 
 
 def _facts(experiment: Experiment, federation: Federation, layers: Groups | None = None) -> dict[str, Any]:
@@ -291,6 +336,8 @@ def _facts(experiment: Experiment, federation: Federation, layers: Groups | None
         "outputs": federation.outputs,
         "classes": list(federation.classes),
         "samples": [[len(part) for part in samples] for samples in federation.data.values()],
+        "settings": json.loads(_settings(experiment)),
+        "data": federation.fingerprint(),
     }
     known: dict[str, Any] = json.loads(json.dumps(facts))
     return known
@@ -314,7 +361,7 @@ def _run(
             pool.close()
         result = _result(setting, experiment, federation, outcome)
         if record:
-            record.finish(result)
+            record.finish(result, resumable=machine.checkpoints)
     except BaseException as error:
         if record:
             record.fail(error)

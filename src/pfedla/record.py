@@ -10,7 +10,7 @@ diagnostics.npz         the method's diagnostics over the rounds: `round`, `laye
                         `alpha (rounds, clients, layers, clients)`; with candidates `alpha` has their
                         columns, and `candidates (rounds, clients, columns)` says whose they are
 models/                 every client's personalized model, by number, as safetensors
-checkpoint.safetensors  while the run is not complete: where it is resumed
+checkpoint.safetensors  where the run is resumed, or made longer; the one before it beside it
 error.txt               why the run failed
 writer.json             while a process writes here: which
 ======================  ==========================================================================
@@ -20,9 +20,11 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import os
 import shutil
 import socket
+import uuid
 import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -33,7 +35,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from pfedla import tensorfile, tree
 from pfedla.errors import RunError
@@ -50,11 +52,14 @@ except ImportError:  # not on Windows: there is no lock, and no run is seen to b
 __all__ = ["LAYERS", "ROUND", "RunRecord", "Snapshot"]
 
 CONFIG, FACTS, METRICS, SUMMARY = "config.toml", "run.json", "metrics.jsonl", "summary.json"
-LEDGER, DIAGNOSTICS, CHECKPOINT, ERROR = "ledger.npz", "diagnostics.npz", "checkpoint.safetensors", "error.txt"
+LEDGER, DIAGNOSTICS, ERROR = "ledger.npz", "diagnostics.npz", "error.txt"
+CHECKPOINTS = "checkpoint.safetensors", "checkpoint-before.safetensors"  # the latest, and the one before it
 MODELS, PICTURES = "models", ("weights.png", "retained.png")
 WRITER = "writer.json"  # who writes here now
+FORMAT = 1  # of what lies here: a run is resumed only if it is the same
 ROUND, LAYERS = "round", "layers"  # beside a method's own names in the diagnostics
 
+log = logging.getLogger("pfedla")
 _locks: set[int] = set()  # handles of the folders that this process writes to
 
 State = Literal["running", "done", "failed", "resumable"]
@@ -101,7 +106,8 @@ class RunRecord:
             path.mkdir(parents=True, exist_ok=True)
             record._hold()
             record._clear()
-            _write(path / FACTS, json.dumps(facts, indent=2) + "\n")
+            known = {"format": FORMAT, "id": uuid.uuid4().hex, **facts}
+            _write(path / FACTS, json.dumps(known, indent=2) + "\n")
             _write(path / CONFIG, config)
         except OSError as error:
             record.release()
@@ -109,22 +115,34 @@ class RunRecord:
         return record
 
     @classmethod
-    def unfinished(cls, path: Path | str) -> RunRecord:
-        """Return the record of an unfinished run, to be read."""
+    def unfinished(cls, path: Path | str, *, longer: bool = False) -> RunRecord:
+        """Return the record of an unfinished run, to be read; `longer` takes a complete one that can be made longer."""
         record = cls(path)
         if not record.exists:
             raise RunError(f"{record.path} holds no run to resume: it has no {CONFIG}")
-        if record.complete:
-            raise RunError(f"the run in {record.path} is complete: there is nothing to resume")
-        if not (record.path / FACTS).exists():
-            raise RunError(f"the run in {record.path} is of an earlier version, which cannot be resumed: run it anew")
+        if record.complete and not longer:
+            raise RunError(f"the run in {record.path} is complete: only more rounds could be added to it")
+        if record.complete and not any((record.path / name).exists() for name in CHECKPOINTS):
+            raise RunError(
+                f"the run in {record.path} is complete and has no checkpoint that more rounds could start from"
+            )
+        if record.facts().get("format") != FORMAT:
+            raise RunError(f"the run in {record.path} is of another version, which cannot be resumed: run it anew")
         return record
 
     @classmethod
-    def resume(cls, path: Path | str) -> RunRecord:
-        """Open the folder of an unfinished run, to continue writing."""
-        record = cls.unfinished(path)
+    def resume(cls, path: Path | str, config: str | None = None, **facts: Any) -> RunRecord:
+        """Open the folder of an unfinished run, to continue writing.
+
+        With another configuration, which may differ in what does not change the rounds so far, a complete run is opened
+        to be made longer; `facts` are then noted beside it.
+        """
+        record = cls.unfinished(path, longer=config is not None)
         record._hold()
+        if config is not None:
+            (record.path / SUMMARY).unlink(missing_ok=True)
+            _write(record.path / FACTS, json.dumps(record.facts() | facts, indent=2) + "\n")
+            _write(record.path / CONFIG, config)
         (record.path / ERROR).unlink(missing_ok=True)
         return record
 
@@ -134,34 +152,82 @@ class RunRecord:
             file.write(json.dumps(record) + "\n")
 
     def checkpoint(self, snapshot: Snapshot) -> None:
-        """Save where the run stands; a reader sees the old file or the new one, never half of it."""
+        """Save where the run stands; the checkpoint before stays, in case this one is damaged later."""
         ledger = {key: torch.from_numpy(x) for key, x in snapshot.ledger.arrays().items() if key != "layers"}
         diagnostics = {
             str(t): {name: torch.from_numpy(value) for name, value in record.items()}
             for t, record in snapshot.diagnostics.items()
         }
-        value = {"state": snapshot.state, "clients": snapshot.clients, "ledger": ledger, "diagnostics": diagnostics}
-        facts = {"t": snapshot.t, "seconds": snapshot.seconds, "layers": list(snapshot.ledger.layers)}
-        path = self.path / CHECKPOINT
+        history = torch.frombuffer(bytearray(json.dumps(snapshot.history).encode()), dtype=torch.uint8)
+        value = {
+            "state": snapshot.state,
+            "clients": snapshot.clients,
+            "ledger": ledger,
+            "diagnostics": diagnostics,
+            "history": history,
+        }
+        tensors = tree.flatten(value)
+        facts = {
+            "format": FORMAT,
+            "run": self.facts().get("id"),
+            "t": snapshot.t,
+            "seconds": snapshot.seconds,
+            "layers": list(snapshot.ledger.layers),
+            "checksums": {name: tensorfile.checksum(tensor) for name, tensor in tensors.items()},
+        }
+        path, before = (self.path / name for name in CHECKPOINTS)
         part = path.with_name(path.name + ".part")
         try:
             with part.open("wb") as file:
-                tensorfile.write(file, tree.flatten(value), {"facts": json.dumps(facts)})
+                tensorfile.write(file, tensors, {"facts": json.dumps(facts)})
+                file.flush()
+                os.fsync(file.fileno())
+            if path.exists():
+                path.replace(before)
+            part.replace(path)
+            _sync(self.path)
         except OSError as error:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
             raise RunError(f"cannot write {path}: {error.strerror}") from None
-        part.replace(path)
 
     def restore(self, state: Any, clients: Any) -> Snapshot | None:
-        """Return the checkpoint, shaped as the given state, or None if there is none; later metrics are cut."""
-        path = self.path / CHECKPOINT
-        if not path.exists():
-            (self.path / METRICS).unlink(missing_ok=True)
-            return None
+        """Return the latest whole checkpoint, shaped as the given state, or None if there is none.
+
+        Metrics are as they were then. A damaged checkpoint is left for the one before it, and a warning says so.
+        """
+        damaged: list[str] = []
+        for path in (self.path / name for name in CHECKPOINTS):
+            if not path.exists():
+                continue
+            try:
+                found = self._restored(path, state, clients)
+            except RunError as error:
+                damaged.append(str(error))
+                continue
+            for why in damaged:
+                log.warning("%s. The checkpoint before it is used, of round %d", why, found.t)
+            _write(self.path / METRICS, "".join(json.dumps(record) + "\n" for record in found.history))
+            return found
+        if damaged:
+            raise RunError(f"{'; '.join(damaged)}. No whole checkpoint is left: run it anew")
+        (self.path / METRICS).unlink(missing_ok=True)
+        return None
+
+    def _restored(self, path: Path, state: Any, clients: Any) -> Snapshot:
+        """Read a checkpoint of this run; refuse one of another run or version, and one that is damaged."""
         try:
-            tensors = load_file(path)
             with safe_open(path, "pt") as file:
                 facts = json.loads(file.metadata()["facts"])
-        except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
+                version, run, checksums = facts["format"], facts["run"], dict(facts["checksums"])
+            if (version, run) != (FORMAT, self.facts().get("id")):
+                raise RunError(f"{path} is the checkpoint of another run")
+            tensors = load_file(path)
+            wrong = {name for name in tensors.keys() | checksums if _checksum(tensors, name) != checksums.get(name)}
+            if wrong:
+                raise RunError(f"{path} is damaged: {', '.join(sorted(wrong)[:3])} is not what was written")
+            history: list[dict[str, Any]] = json.loads(tensors["history"].numpy().tobytes())
+        except (SafetensorError, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise RunError(f"cannot read {path}: {error!r}") from error
         diagnostics: dict[int, dict[str, np.ndarray]] = {}
         for key, tensor in tensors.items():
@@ -169,8 +235,6 @@ class RunRecord:
                 _, t, name = key.split("/", 2)
                 diagnostics.setdefault(int(t), {})[name] = tensor.numpy()
         ledger = {k.removeprefix("ledger/"): x.numpy() for k, x in tensors.items() if k.startswith("ledger/")}
-        history = [record for record in self.history() if record["round"] <= facts["t"]]
-        _write(self.path / METRICS, "".join(json.dumps(record) + "\n" for record in history))
         return Snapshot(
             t=facts["t"],
             state=tree.restore(state, tensors, "state"),
@@ -181,8 +245,11 @@ class RunRecord:
             seconds=facts["seconds"],
         )
 
-    def finish(self, result: Result) -> None:
-        """Write the results; the summary comes last, so that a folder with it is complete."""
+    def finish(self, result: Result, *, resumable: bool = False) -> None:
+        """Write the results; the summary comes last, so that a folder with it is complete.
+
+        The checkpoint is that of the last round if the run is `resumable`: more rounds may then be added.
+        """
         ledger = result.ledger.arrays()
         _save(self.path / LEDGER, ledger)
         if result.diagnostics:
@@ -192,7 +259,8 @@ class RunRecord:
             contiguous = {key: tensor.contiguous() for key, tensor in result.model(client).state_dict().items()}
             save_file(contiguous, self._model(client))
         _write(self.path / SUMMARY, json.dumps(result.summary, indent=2) + "\n")
-        (self.path / CHECKPOINT).unlink(missing_ok=True)
+        for name in CHECKPOINTS[1 if resumable else 0 :]:
+            (self.path / name).unlink(missing_ok=True)
         self.release()
 
     def fail(self, error: BaseException) -> None:
@@ -351,7 +419,7 @@ class RunRecord:
         return True
 
     def _clear(self) -> None:
-        for name in (CONFIG, FACTS, METRICS, SUMMARY, LEDGER, DIAGNOSTICS, CHECKPOINT, ERROR, *PICTURES):
+        for name in (CONFIG, FACTS, METRICS, SUMMARY, LEDGER, DIAGNOSTICS, ERROR, *CHECKPOINTS, *PICTURES):
             (self.path / name).unlink(missing_ok=True)
         shutil.rmtree(self.path / MODELS, ignore_errors=True)
 
@@ -377,10 +445,28 @@ def _writer(path: Path) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a text file atomically."""
+    """Write a text file so that it is there as a whole or not at all, whatever happens to the machine."""
     part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
+    with part.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     part.replace(path)
+    _sync(path.parent)
+
+
+def _sync(folder: Path) -> None:
+    """Have the names in a folder reach the disk, where a folder can be asked to."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _checksum(tensors: Mapping[str, Tensor], name: str) -> int | None:
+    return tensorfile.checksum(tensors[name]) if name in tensors else None
 
 
 def _save(path: Path, arrays: Mapping[str, np.ndarray]) -> None:

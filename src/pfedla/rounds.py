@@ -40,6 +40,7 @@ __all__ = [
 ]
 
 CHUNK = 64  # clients that are sent something at once outside rounds
+COST = 0.02  # at most this part of the time goes into checkpoints
 log = logging.getLogger("pfedla")
 
 RECORDS, RECORD_BYTES = 200, 64 * 2**20  # diagnostics over the rounds are thinned to this
@@ -106,11 +107,12 @@ def run(
     record: RunRecord | None = None,
     watch: Watch | None = None,
     *,
-    checkpoint_every: int | None = None,
+    checkpoint_every: float | None = None,
     models: bool = True,
 ) -> Outcome:
     """Run all rounds with `n` clients, from a record's checkpoint if there is one.
 
+    Checkpoints are written every so many seconds, 0 for every round, and at the end; None for none of them.
     On Ctrl-C, SIGTERM or SIGHUP the record gets a checkpoint of the last complete round before `KeyboardInterrupt` is
     raised again.
     """
@@ -125,7 +127,7 @@ def _run(
     schedule: Schedule,
     record: RunRecord | None,
     watch: Watch | None,
-    checkpoint_every: int | None,
+    checkpoint_every: float | None,
     models: bool,
 ) -> Outcome:
     algorithm, spec = setting.algorithm, setting.spec
@@ -134,10 +136,14 @@ def _run(
     due = sorted({*range(schedule.eval_every, schedule.rounds + 1, schedule.eval_every), schedule.rounds})
     diagnostics = _Diagnostics(due)
     if record and (saved := record.restore(state, fleet.snapshot())):
+        if saved.t > schedule.rounds:
+            raise RunError(f"the run is at round {saved.t} already: schedule.rounds = {schedule.rounds} cannot be less")
         server = Server(saved.state, saved.ledger, saved.t)
         fleet.restore(saved.clients)
-        history, before, diagnostics.records = saved.history, saved.seconds, saved.diagnostics
+        history = [line for line in saved.history if line["round"] in due]  # a longer run has another last round
+        before, diagnostics.records = saved.seconds, {t: x for t, x in saved.diagnostics.items() if t in due}
     started = time.perf_counter()
+    due_at, took = started + (checkpoint_every or 0), 0.0  # the next checkpoint, and what the latest one took
 
     def seconds() -> float:
         return before + time.perf_counter() - started
@@ -160,12 +166,17 @@ def _run(
                 watch(told)
             if server.t >= schedule.rounds:
                 break
-            if record and checkpoint_every and server.t and server.t % checkpoint_every == 0:
+            if record and checkpoint_every is not None and server.t and time.perf_counter() >= due_at:
+                begun = time.perf_counter()
                 record.checkpoint(snapshot())
+                took = time.perf_counter() - begun
+                due_at = time.perf_counter() + max(checkpoint_every, took / COST if checkpoint_every else 0)
             missing = run_round(algorithm, server, fleet, participants(schedule, server.t + 1, n))
             for client, why in missing.items():
                 log.warning("client %d did not answer in round %d: %s", client, server.t, why)
         elapsed = seconds()
+        if record and checkpoint_every is not None:
+            record.checkpoint(snapshot())
         personalized = _personalized(algorithm, server, fleet, n) if models else {}
     except KeyboardInterrupt:
         if record:
@@ -297,7 +308,7 @@ def _record(server: Server, scores: Evaluated, objective: Objective, seconds: fl
     means = {metric: _mean(scores.personalized.get(metric, nobody)) for metric in metrics if metric != name}
     return {
         "round": server.t,
-        **{key: float(figure()) if len(known) else None for key, figure in spread.items()},
+        **{key: _finite(figure()) if len(known) else None for key, figure in spread.items()},
         **{metric if metric in controls else f"{metric}_mean": mean for metric, mean in means.items()},
         **{f"{metric}_after_training": _mean(scores.after_training.get(metric, nobody)) for metric in metrics},
         "bytes_down": server.ledger.down,
@@ -314,8 +325,13 @@ def _record(server: Server, scores: Evaluated, objective: Objective, seconds: fl
 def _mean(values: np.ndarray) -> float | None:
     """Return the mean over those who have a value."""
     known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else None
+    return _finite(known.mean()) if len(known) else None
 
 
 def _plain(values: np.ndarray) -> list[float | None]:
-    return [None if np.isnan(value) else round(float(value), 6) for value in values]
+    return [_finite(round(float(value), 6)) for value in values]
+
+
+def _finite(value: float) -> float | None:
+    """Return a number, None if JSON has no word for it."""
+    return float(value) if np.isfinite(value) else None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping
 from typing import BinaryIO
 
 import torch
 from torch import Tensor
 
-__all__ = ["header", "write"]
+__all__ = ["checksum", "header", "write"]
 
 TYPES = {
     torch.float64: "F64",
@@ -43,6 +44,11 @@ def write(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, 
     for tensor in _wide_first(tensors).values():
         if tensor.numel():
             file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+
+
+def checksum(tensor: Tensor) -> int:
+    """Return the CRC-32 of a tensor's bytes."""
+    return zlib.crc32(tensor.contiguous().view(-1).view(torch.uint8).numpy().data) if tensor.numel() else 0
 
 
 def _wide_first(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

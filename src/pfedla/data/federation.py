@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +68,17 @@ class Federation(NamedTuple):
     names: tuple[str, ...]  # of the clients
     note: str = ""  # what the user should know about the data set
     scored_on: str = "test"  # or "validation"
+
+    def fingerprint(self) -> str:
+        """Return a checksum of all clients' samples and names: the same data, split the same way, has the same."""
+        found = hashlib.sha256(json.dumps(self.names).encode())
+        for client, parts in self.data.items():
+            for samples in parts:
+                x, y, image = samples.parts()
+                found.update(f"{client} {x.dtype} {x.shape} {y.dtype} {y.shape} {image}".encode())
+                found.update(x.data)
+                found.update(y.data)
+        return found.hexdigest()
 
 
 def federate(
