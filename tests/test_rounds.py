@@ -209,7 +209,7 @@ def test_who_is_missing_in_a_round_is_logged_with_the_reason(caplog: pytest.LogC
     asked = [t for t in range(1, 7) if 1 in participants(schedule, t, 4)]
     assert 0 < len(asked) < 6
     assert [record.message for record in caplog.records] == [
-        *(f"client 1 did not answer in round {t}: out of reach" for t in asked),
+        *(f"client 1 is absent from round {t}: out of reach" for t in asked),
         "client 1 did not send its personalized model: out of reach",
     ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -277,8 +277,8 @@ class WireFleet:
     def _answers(self, ids: Sequence[int], by_client: dict[int, Any]) -> Any:
         return Answers(by_client, {client: "out of reach" for client in ids if client in self.lost})
 
-    def commit(self) -> None:
-        for client in self.answered:
+    def commit(self, clients: Collection[int] | None = None) -> None:
+        for client in self.answered if clients is None else clients:
             self.devices[client].kept = self.devices[client].staged
         self.answered = []
 

@@ -117,6 +117,10 @@ class Algorithm(Settings, ABC, Generic[State]):
         """Say whether a layer ever leaves the client; it decides what `send` puts on the wire."""
         return True
 
+    def uploads(self, layer: str) -> bool:
+        """Say whether every client sends this layer up; an upload without it is refused. By default what is shared."""
+        return self.shares(layer)
+
     def send(self, layers: Layers, **values: Tensor) -> Payload:
         """Return a payload of all shared layers and of named values `(clients, ...)`, in every row."""
         names = [key for key in layers if not kind_of(key)]

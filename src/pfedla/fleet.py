@@ -6,7 +6,7 @@ on its inputs alone, so it is the same to the bit for any pool.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
@@ -41,8 +41,8 @@ class Fleet(Protocol):
     def train(self, ids: Sequence[int], sent: Payload, t: int) -> Answers[Payload]:
         """Have clients train in round `t`; return one row from each that answered."""
 
-    def commit(self) -> None:
-        """Tell the clients that the server has taken their latest answers: what they trained is now theirs."""
+    def commit(self, clients: Collection[int] | None = None) -> None:
+        """Tell clients, all by default, that the server has taken their latest answers: what they trained is theirs."""
 
     def evaluate(self, ids: Sequence[int], sent: Payload, t: int) -> Answers[Evaluation]:
         """Score clients' personalized models. Reads and never writes."""
@@ -88,9 +88,11 @@ class SimulatedFleet:
         self._staged = {client: kept for client, (kept, _) in answers.items()}
         return Answers({client: upload for client, (_, upload) in answers.items()})
 
-    def commit(self) -> None:
-        """Let the clients keep what they trained."""
+    def commit(self, clients: Collection[int] | None = None) -> None:
+        """Let clients, all by default, keep what they trained."""
         for client, (own, rounds) in self._staged.items():
+            if clients is not None and client not in clients:
+                continue
             for key, rows in self.kept.own.items():
                 rows[client] = own[key][0]
             self.kept.rounds[client] = rounds[0]

@@ -75,6 +75,8 @@ class Snapshot(NamedTuple):
     history: list[dict[str, Any]]
     diagnostics: dict[int, dict[str, np.ndarray]]
     seconds: float
+    lengths: Tensor  # of the latest uploads
+    refused: int  # uploads so far
 
 
 class RunRecord:
@@ -165,6 +167,7 @@ class RunRecord:
             "ledger": ledger,
             "diagnostics": diagnostics,
             "history": history,
+            "lengths": snapshot.lengths,
         }
         tensors = tree.flatten(value)
         facts = {
@@ -172,6 +175,7 @@ class RunRecord:
             "run": self.facts().get("id"),
             "t": snapshot.t,
             "seconds": snapshot.seconds,
+            "refused": snapshot.refused,
             "layers": list(snapshot.ledger.layers),
             "checksums": {name: tensorfile.checksum(tensor) for name, tensor in tensors.items()},
         }
@@ -243,6 +247,8 @@ class RunRecord:
             history=history,
             diagnostics=dict(sorted(diagnostics.items())),
             seconds=facts["seconds"],
+            lengths=tensors["lengths"].clone(),
+            refused=facts["refused"],
         )
 
     def finish(self, result: Result, *, resumable: bool = False) -> None:

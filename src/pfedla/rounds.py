@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from pfedla.algorithm import Algorithm
 from pfedla.client import Setting
 from pfedla.errors import ConfigError, RunError
 from pfedla.fleet import Answers, Fleet
+from pfedla.inspection import Inspector
 from pfedla.interrupts import stoppable, uninterrupted
 from pfedla.layers import Layers
 from pfedla.ledger import Ledger
@@ -79,6 +80,7 @@ class Server:
     state: Any
     ledger: Ledger
     t: int = 0  # rounds completed
+    inspector: Inspector = field(default_factory=Inspector)
 
 
 class Evaluated(NamedTuple):
@@ -132,13 +134,15 @@ def _run(
 ) -> Outcome:
     algorithm, spec = setting.algorithm, setting.spec
     state = algorithm.init(spec.read(setting.template), n, stream(schedule.seed, "init"))
-    server, history, before = Server(state, Ledger(spec.names)), list[dict[str, Any]](), 0.0
+    server = Server(state, Ledger(spec.names), inspector=Inspector(spec))
+    history, before = list[dict[str, Any]](), 0.0
     due = sorted({*range(schedule.eval_every, schedule.rounds + 1, schedule.eval_every), schedule.rounds})
     diagnostics = _Diagnostics(due)
     if record and (saved := record.restore(state, fleet.snapshot())):
         if saved.t > schedule.rounds:
             raise RunError(f"the run is at round {saved.t} already: schedule.rounds = {schedule.rounds} cannot be less")
-        server = Server(saved.state, saved.ledger, saved.t)
+        server.state, server.ledger, server.t = saved.state, saved.ledger, saved.t
+        server.inspector.lengths, server.inspector.refused = saved.lengths, saved.refused
         fleet.restore(saved.clients)
         history = [line for line in saved.history if line["round"] in due]  # a longer run has another last round
         before, diagnostics.records = saved.seconds, {t: x for t, x in saved.diagnostics.items() if t in due}
@@ -150,7 +154,8 @@ def _run(
 
     def snapshot() -> Snapshot:
         clients, records = fleet.snapshot(), diagnostics.records
-        return Snapshot(server.t, server.state, clients, server.ledger, history, records, seconds())
+        lengths, refused = server.inspector.lengths, server.inspector.refused
+        return Snapshot(server.t, server.state, clients, server.ledger, history, records, seconds(), lengths, refused)
 
     try:
         while True:
@@ -173,7 +178,7 @@ def _run(
                 due_at = time.perf_counter() + max(checkpoint_every, took / COST if checkpoint_every else 0)
             missing = run_round(algorithm, server, fleet, participants(schedule, server.t + 1, n))
             for client, why in missing.items():
-                log.warning("client %d did not answer in round %d: %s", client, server.t, why)
+                log.warning("client %d is absent from round %d: %s", client, server.t, why)
         elapsed = seconds()
         if record and checkpoint_every is not None:
             record.checkpoint(snapshot())
@@ -196,7 +201,7 @@ def participants(schedule: Schedule, t: int, n: int) -> list[int]:
 
 
 def run_round(algorithm: Algorithm[Any], server: Server, fleet: Fleet, ids: Sequence[int]) -> dict[int, str]:
-    """Run the next round with the clients `ids`; return who did not answer, and why.
+    """Run the next round with the clients `ids`; return who did not answer or was refused, and why.
 
     Ctrl-C before the clients have answered leaves everything as it was; after that it waits for the update.
     """
@@ -204,16 +209,16 @@ def run_round(algorithm: Algorithm[Any], server: Server, fleet: Fleet, ids: Sequ
     sent = pack(algorithm.download(server.state, torch.tensor(ids)))
     answers = fleet.train(ids, sent, t)
     with uninterrupted():
-        answered = list(answers.by_client)
-        packed = Payload.stack(list(answers.by_client.values())) if answered else None
+        answered, refused = server.inspector.inspect(algorithm, answers.by_client)
+        packed = Payload.stack([answers.by_client[client] for client in answered]) if answered else None
         server.ledger.record(t, ids, sent, answered, packed)
         if packed is not None:
             got = unpack(sent if answered == list(ids) else sent.rows([ids.index(client) for client in answered]))
             server.state = algorithm.update(server.state, torch.tensor(answered), got, unpack(packed))
         server.t = t
-        fleet.commit()
+        fleet.commit(answered)
     let_go()
-    return answers.missing
+    return {**answers.missing, **{client: f"its upload was refused: {why}" for client, why in refused.items()}}
 
 
 def evaluate(algorithm: Algorithm[Any], state: Any, fleet: Fleet, n: int, t: int) -> Evaluated:
@@ -313,6 +318,7 @@ def _record(server: Server, scores: Evaluated, objective: Objective, seconds: fl
         **{f"{metric}_after_training": _mean(scores.after_training.get(metric, nobody)) for metric in metrics},
         "bytes_down": server.ledger.down,
         "bytes_up": server.ledger.up,
+        "refused_uploads": server.inspector.refused,
         "seconds": round(seconds, 3),
         "clients": {
             **{metric: _plain(values) for metric, values in scores.personalized.items()},

@@ -1,0 +1,215 @@
+"""Uploads of strangers: what cannot be right is refused, and its client is absent from the round."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pfedla.algorithm import Algorithm
+from pfedla.algorithms import FedAvg, FedFomo, Local, PFedLA
+from pfedla.client import Setting
+from pfedla.fleet import Answers, SimulatedFleet
+from pfedla.inspection import LATEST, Inspector
+from pfedla.layers import Layers, entry
+from pfedla.pool import InProcess
+from pfedla.record import RunRecord
+from pfedla.training import ClientData, Task
+from pfedla.wire import Payload
+from tests.world import METHODS, outcome_of, same, setting, timeless
+
+Change = Callable[[Payload], Payload | None]
+BAD, ROUND = 2, 3  # the client, and the round in which it sends something strange
+
+
+class Strange(SimulatedFleet):
+    """A fleet in which one client's upload of one round is changed on its way, or lost."""
+
+    def __init__(self, made: Setting, everybody: dict[int, ClientData], change: Change) -> None:
+        super().__init__(made, everybody, InProcess(made, everybody))
+        self.change, self.committed = change, list[list[int]]()
+
+    def train(self, ids: Sequence[int], sent: Payload, t: int) -> Answers[Payload]:
+        answers = super().train(ids, sent, t)
+        if t == ROUND:
+            changed = self.change(answers.by_client.pop(BAD))
+            if changed is None:
+                self._staged.pop(BAD)
+                return Answers(answers.by_client, {BAD: "out of reach"})
+            return Answers(dict(sorted({**answers.by_client, BAD: changed}.items())))
+        return answers
+
+    def commit(self, clients: Collection[int] | None = None) -> None:
+        assert clients is not None
+        self.committed.append(list(clients))
+        super().commit(clients)
+
+
+def layers(change: Callable[[Layers], Any]) -> Change:
+    def changed(upload: Payload) -> Payload:
+        some = {key: rows.clone() for key, rows in upload.layers.items()}
+        change(some)
+        return upload._replace(layers=some)
+
+    return changed
+
+
+def put(key: str, value: float) -> Change:
+    return layers(lambda some: some[key].view(-1)[3:4].fill_(value))
+
+
+def without(name: str) -> Change:
+    def changed(upload: Payload) -> Payload:
+        sent = upload.sent.clone()
+        sent[0, upload.names.index(name)] = False
+        return Payload.of({k: x for k, x in upload.layers.items() if k.partition("#")[0] != name}, sent, upload.names,
+                          **upload.values)  # fmt: skip
+
+    return changed
+
+
+def value(**values: Any) -> Change:
+    return lambda upload: upload._replace(values=upload.values | values)
+
+
+def scaled(times: float) -> Change:
+    return layers(lambda some: [rows.mul_(times) for key, rows in some.items() if key in ("conv", "bn", "fc")])
+
+
+FAULTS: dict[str, tuple[Change, str]] = {
+    "NaN": (put("conv", torch.nan), "conv is not finite"),
+    "infinite": (put("fc", -torch.inf), "fc is not finite"),
+    "statistics": (put("bn#stats", torch.nan), "bn#stats is not finite"),
+    "no layer": (without("fc"), "it lacks fc"),
+    "no statistics": (layers(lambda some: some.pop("bn#stats")), "it lacks bn#stats"),
+    "shorter": (layers(lambda some: some.update(fc=some["fc"][:, 1:])), r"fc has the shape \(\d+,\), not \(\d+,\)"),
+    "more rows": (layers(lambda some: some.update(fc=some["fc"].repeat(2, 1))), "fc has the shape"),
+    "a new layer": (layers(lambda some: some.update({"conv#stats": some["conv"]})), "conv#stats has the shape"),
+    "double": (layers(lambda some: some.update(conv=some["conv"].double())), "conv is torch.float64, not"),
+    "whole numbers": (layers(lambda some: some.update(conv=some["conv"].long())), "conv is torch.int64, not"),
+    "another model": (lambda upload: upload._replace(names=("conv", "bn", "head")), "it is of another model"),
+    "no examples": (value(examples=torch.tensor([0])), "it claims 0 examples"),
+    "fewer than none": (value(examples=torch.tensor([-5])), "it claims -5 examples"),
+    "too many": (value(examples=torch.tensor([10**12])), "it claims 1000000000000 examples"),
+    "half an example": (value(examples=torch.tensor([0.5])), r"it claims 0\.5 examples"),
+    "no value": (lambda upload: upload._replace(values={}), "it lacks the value examples"),
+    "long": (scaled(1e5), r"it is .* long, .* times the usual upload"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_bad_upload_is_refused_and_its_client_absent(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    change, why = FAULTS[name]
+    fleets: list[Strange] = []
+
+    def fleet(changed: Change) -> Callable[[Setting, dict[int, ClientData]], Strange]:
+        def make(made: Setting, everybody: dict[int, ClientData]) -> Strange:
+            fleets.append(Strange(made, everybody, changed))
+            return fleets[-1]
+
+        return make
+
+    how: dict[str, Any] = {"participants": 4, "rounds": 5}
+    found = outcome_of(PFedLA(), fleet=fleet(change), **how)
+    message = rf"client {BAD} is absent from round {ROUND}: its upload was refused: {why}"
+    (warning,) = caplog.records
+    assert re.fullmatch(f"{message}.*", warning.getMessage())
+    expected = outcome_of(PFedLA(), fleet=fleet(lambda _: None), **how)
+    same(found.personalized, expected.personalized)
+    same(fleets[0].kept, fleets[1].kept)
+    assert fleets[0].committed[ROUND - 1] == [0, 1, 3]
+    assert [line.pop("refused_uploads") for line in found.history] == [0, 1, 1]
+    assert [line.pop("refused_uploads") for line in expected.history] == [0, 0, 0]
+    assert list(map(timeless, found.history)) == list(map(timeless, expected.history))
+
+
+@dataclass(frozen=True)
+class Everybody(FedAvg):
+    """A method whose clients all send nonsense from round 2 on."""
+
+    def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
+        kept, sent = super().train(own, got, task)
+        return (kept, sent) if task.t == 1 else (kept, put("conv", torch.nan)(sent) or sent)
+
+
+def test_a_round_of_bad_uploads_alone_changes_nothing_but_its_number() -> None:
+    found, expected = outcome_of(Everybody(), rounds=4), outcome_of(FedAvg(), rounds=1)
+    same(found.personalized, expected.personalized)
+    assert [line["refused_uploads"] for line in found.history] == [3, 9]
+    assert found.ledger.up == expected.ledger.up
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_method_sends_what_is_refused(name: str) -> None:
+    assert outcome_of(METHODS[name](), participants=2).history[-1]["refused_uploads"] == 0
+
+
+def payload(length: float, **extra: Tensor) -> Payload:
+    return Payload.of({"fc": torch.tensor([[length, 0.0]])}, torch.ones(1, 1, dtype=torch.bool), ("fc",), **extra)
+
+
+def judged(inspector: Inspector, *lengths: float, algorithm: Algorithm[Any] | None = None) -> list[int]:
+    return inspector.inspect(algorithm or FedAvg(), {i: payload(x) for i, x in enumerate(lengths)}).accepted
+
+
+def test_what_is_usual_is_learned_from_the_latest_uploads() -> None:
+    inspector = Inspector()
+    assert judged(inspector, 1e9, 1.0) == [0, 1]  # of two, nobody can tell
+    inspector = Inspector()
+    assert judged(inspector, 1.0, 2.0, 1e4) == [0, 1]
+    assert judged(inspector, 90.0) == [0]
+    assert judged(inspector, 1e4) == []
+    for _ in range(LATEST):
+        judged(inspector, 0.01)
+    assert judged(inspector, 90.0) == []  # what is long now was not then
+    assert judged(inspector, 0.0) == [0]
+    assert inspector.lengths.shape == (LATEST,)
+    assert inspector.refused == 3
+
+
+def test_nothing_sent_is_nothing_to_refuse() -> None:
+    upload = Payload.of({}, torch.zeros(1, 1, dtype=torch.bool), ("fc",), examples=torch.tensor([3]))
+    assert Inspector().inspect(Local(), {0: upload, 1: upload}).accepted == [0, 1]
+
+
+def test_what_cannot_be_unpacked_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unpack(upload: Payload) -> Payload:
+        if float(upload.layers["fc"][0, 0]) == 2:
+            raise ValueError("no such codec")
+        return upload
+
+    monkeypatch.setattr("pfedla.inspection.unpack", unpack)
+    found = Inspector().inspect(FedAvg(), {0: payload(1.0), 4: payload(2.0)})
+    assert found == ([0], {4: "it cannot be unpacked: no such codec"})
+
+
+def test_entries_of_the_methods_own_are_asked_of_everybody_when_most_have_them() -> None:
+    own = entry("fc", "control")
+    rows = [payload(1.0) for _ in range(3)]
+    rows = [row._replace(layers=row.layers | ({own: torch.ones(1, 7)} if i else {})) for i, row in enumerate(rows)]
+    found = Inspector().inspect(FedAvg(), dict(enumerate(rows)))
+    assert found == ([1, 2], {0: "it lacks fc#control"})
+
+
+def test_what_is_refused_is_remembered_by_a_checkpoint(tmp_path: Any) -> None:
+    def stop(progress: Any) -> None:
+        if progress.t == 3:
+            raise KeyboardInterrupt
+
+    record = RunRecord.create(tmp_path / "run", "", {})
+    with pytest.raises(KeyboardInterrupt):
+        outcome_of(Everybody(), record, stop)
+    same(outcome_of(Everybody(), record).personalized, outcome_of(Everybody()).personalized)
+    assert outcome_of(Everybody(), record).history[-1]["refused_uploads"] == 15
+
+
+def test_fedfomos_gains_are_values_and_must_be_finite() -> None:
+    made = setting(FedFomo(models=2), "mlp")
+    assert made.algorithm.uploads("fc1")
+    upload = payload(1.0, gains=torch.tensor([[torch.nan]]), examples=torch.tensor([3]))
+    assert Inspector().inspect(FedAvg(), {0: upload}).refused == {0: "gains is not finite"}
