@@ -28,7 +28,7 @@ from pfedla import Custom, Experiment, FedAvg, PFedLA, Result, RunRecord, Traini
 from pfedla.algorithm import Algorithm
 from pfedla.algorithms.fedavg import SharedModel
 from pfedla.config import Tables
-from pfedla.errors import ConfigError, RunError
+from pfedla.errors import ConfigError, DataError, RunError
 from pfedla.experiment import federation_of
 from pfedla.record import _locks
 from pfedla.rounds import Progress
@@ -269,7 +269,24 @@ def test_diagnostics_that_change_their_names_or_shapes_are_refused(grows: bool) 
 
 # ---- clients' names
 
-ODD = [".", "..", "../../x", "/etc/passwd", "a/b", "a\\b", "a\nb", "CON", "-rf", "ä☃\u202e", "x" * 300, "\udc80", "0"]
+ODD = [".", "..", "../../x", "/etc/passwd", "a/b", "a\\b", "[red]b[/]", "CON", "-rf", "ä☃", "x" * 200, "0"]
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("x" * 201, "is longer than 200 characters"),
+        ("a\nb", "has characters that cannot be printed"),
+        ("a\0b", "has characters that cannot be printed"),
+        ("a\u202eb", "has characters that cannot be printed"),  # would turn the text around it
+        ("\udc80", "is no text that UTF-8 could write"),
+        (" ", "must not be empty"),
+    ],
+)
+def test_names_that_could_not_be_shown_are_refused_before_any_work(name: str, fault: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"the client's name '.*' {fault}"):
+        pfedla.run_experiment(configured(tmp_path, ["a", name]), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_clients_of_any_name_never_become_file_names(tmp_path: Path) -> None:

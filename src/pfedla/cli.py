@@ -6,6 +6,7 @@ import functools
 import inspect
 import json
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -114,10 +115,17 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON to stan
 _seeds = click.option("--seeds", type=click.IntRange(min=1), default=1, help="How many seeds to run: 0, 1, ...")
 
 
+def _version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        _say(f"pfedla, version {__version__} (compiled loop: {kernels.level()})")
+        context.exit()
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(__version__, message=f"pfedla, version %(version)s (compiled loop: {kernels.level()})")
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
 def cli() -> None:
     """Personalized federated learning with layer-wise aggregation (pFedLA)."""
+    kernels.level()  # or say now what is wrong with it
 
 
 @cli.command()
@@ -153,7 +161,7 @@ def run(
     try:
         federation = federation_of(experiment, _download_progress(console))
         if federation.note:
-            console.print(f"note: {federation.note}", highlight=False, soft_wrap=True)
+            console.print(f"note: {federation.note}", markup=False, highlight=False, soft_wrap=True)
         with redirect_stdout(sys.stderr), Live(console) as live:
             live.start(label, experiment.schedule.rounds)
             if resume:
@@ -161,7 +169,7 @@ def run(
             else:
                 result = run_experiment(experiment, out, overwrite=overwrite, watch=live, federation=federation)
     except KeyboardInterrupt:
-        console.print(_how_to_resume(out), highlight=False, soft_wrap=True)
+        console.print(_how_to_resume(out), markup=False, highlight=False, soft_wrap=True)
         raise
     _draw(out, experiment, result)
     if as_json:
@@ -340,7 +348,7 @@ def data_show(settings: Tables, changes: Tables, out: Path) -> None:  # noqa: AR
     experiment = Experiment.from_tables(settings)
     federation = federation_of(experiment, _download_progress(Console(stderr=True)))
     if federation.note:
-        Console(stderr=True).print(f"note: {federation.note}", highlight=False, soft_wrap=True)
+        Console(stderr=True).print(f"note: {federation.note}", markup=False, highlight=False, soft_wrap=True)
     title = experiment.data.name
     if not experiment.data.folder:
         title += f", {experiment.split.name}, seed {experiment.schedule.seed}"
@@ -388,7 +396,11 @@ def _new_folder(experiment: Experiment) -> Path:
 
 
 def _how_to_resume(out: Path) -> str:
-    return f"stopped. Resume with: pfedla run --resume {out}" if RunRecord(out).exists else "stopped before any work"
+    return (
+        f"stopped. Resume with: pfedla run --resume {shlex.quote(str(out))}"
+        if RunRecord(out).exists
+        else "stopped before any work"
+    )
 
 
 def _with_options(text: str) -> str:

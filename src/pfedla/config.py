@@ -8,6 +8,7 @@ refused before any work, with the nearest valid name.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import logging
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -246,6 +247,8 @@ def _class_of(name: str, section: str, known: Mapping[str, type[Settings]], base
         found: Any = import_object(name, f"{section}.name")
         if not (isinstance(found, type) and issubclass(found, base) and dataclasses.is_dataclass(found)):
             raise ConfigError(f"{section}.name = {name!r} is not a dataclass derived from pfedla.{base.__name__}")
+        if inspect.isabstract(found):
+            raise ConfigError(f"{section}.name = {name!r} is an abstract class: name one that is derived from it")
         return found  # type: ignore[return-value]
     if str(name) not in known:
         raise unknown_name(section, str(name), known)

@@ -251,8 +251,8 @@ def _setting(experiment: Experiment, template: nn.Module, spec: LayerSpec, feder
     """Put together what is fixed for a run; refuse what does not fit the data, the method or the machine."""
     device, schedule = experiment.machine.device, experiment.schedule
     try:
-        torch.empty(0, device=device)
-    except RuntimeError as error:
+        float(torch.ones(1, device=device))
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ConfigError(f"machine.device = {device!r} is not available: {str(error).partition('.')[0]}") from None
     _pool_of(experiment.machine)
     algorithm = experiment.algorithm.for_model(spec)

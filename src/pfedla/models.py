@@ -95,7 +95,10 @@ def make_model(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     if name == "auto":
         name = ("lenet-bn" if shape[0] == 3 else "lenet") if len(shape) == 3 else "mlp"
     if ":" in name:
-        module = import_object(name, "model.name")(shape, classes)
+        try:
+            module = import_object(name, "model.name")(shape, classes)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"model.name = {name!r} cannot be called with {shape} and {classes}: {error}") from error
         if not isinstance(module, nn.Module):
             raise ConfigError(f"model.name = {name!r} returned {type(module).__name__}, not a torch.nn.Module")
         return module

@@ -222,7 +222,10 @@ class PerPosition(Objective):
 
     def outputs(self, targets: Sequence[np.ndarray]) -> int:
         """Return the number of classes."""
-        return 1 + max(int(labels[labels != self.ignore].max(initial=0)) for labels in targets)
+        highest = max(int(labels[labels != self.ignore].max(initial=0)) for labels in targets)
+        if highest >= 100_000:
+            raise ModelError(f"label {highest}: labels are numbered from 0, and at most 99,999")
+        return 1 + highest
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Refuse other shapes, and labels without an output."""

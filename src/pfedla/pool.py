@@ -11,6 +11,7 @@ import ctypes
 import logging
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import weakref
@@ -167,7 +168,9 @@ class _Process:
         context: Any = multiprocessing.get_context(START_METHOD)
         ours, theirs = context.Pipe()
         _ours.add(ours)
-        size = _aligned(min(4 * self._message + 2**16, SLOT_BYTES))  # some methods send several models
+        size = _aligned(
+            min(4 * self._message + 2**16, SLOT_BYTES, _shared_memory())
+        )  # some methods send several models
         jobs, answers = (torch.empty(DEPTH, size, dtype=torch.uint8).share_memory_() for _ in range(2))
         self.channel = _Channel(ours, jobs, answers)
         self.process: BaseProcess = context.Process(
@@ -303,6 +306,15 @@ def _serve(channel: _Channel, setting: Setting, data: Mapping[int, ClientData], 
         except (EOFError, OSError):
             return
         channel.send(runtime.answer(job))
+
+
+def _shared_memory() -> int:
+    """Return how large a slot may be: memory that is promised and not there would end the process that touches it."""
+    try:
+        free = shutil.disk_usage("/dev/shm").free  # noqa: S108 (where Linux keeps it)
+    except OSError:
+        return SLOT_BYTES
+    return max(ALIGNMENT, free // (4 * DEPTH * available_cores()))
 
 
 def _end_with_parent() -> None:

@@ -26,8 +26,8 @@ import shutil
 import socket
 import uuid
 import zipfile
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -150,7 +150,7 @@ class RunRecord:
 
     def append(self, record: dict[str, Any]) -> None:
         """Add a line to the metrics."""
-        with (self.path / METRICS).open("a") as file:
+        with self._writing(), (self.path / METRICS).open("a") as file:
             file.write(json.dumps(record) + "\n")
 
     def checkpoint(self, snapshot: Snapshot) -> None:
@@ -181,7 +181,7 @@ class RunRecord:
         }
         path, before = (self.path / name for name in CHECKPOINTS)
         part = path.with_name(path.name + ".part")
-        try:
+        with self._writing(part):
             with part.open("wb") as file:
                 tensorfile.write(file, tensors, {"facts": json.dumps(facts)})
                 file.flush()
@@ -190,10 +190,6 @@ class RunRecord:
                 path.replace(before)
             part.replace(path)
             _sync(self.path)
-        except OSError as error:
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
-            raise RunError(f"cannot write {path}: {error.strerror}") from None
 
     def restore(self, state: Any, clients: Any) -> Snapshot | None:
         """Return the latest whole checkpoint, shaped as the given state, or None if there is none.
@@ -211,7 +207,8 @@ class RunRecord:
                 continue
             for why in damaged:
                 log.warning("%s. The checkpoint before it is used, of round %d", why, found.t)
-            _write(self.path / METRICS, "".join(json.dumps(record) + "\n" for record in found.history))
+            with self._writing():
+                _write(self.path / METRICS, "".join(json.dumps(record) + "\n" for record in found.history))
             return found
         if damaged:
             raise RunError(f"{'; '.join(damaged)}. No whole checkpoint is left: run it anew")
@@ -256,6 +253,11 @@ class RunRecord:
 
         The checkpoint is that of the last round if the run is `resumable`: more rounds may then be added.
         """
+        with self._writing():
+            self._finish(result, resumable)
+        self.release()
+
+    def _finish(self, result: Result, resumable: bool) -> None:
         ledger = result.ledger.arrays()
         _save(self.path / LEDGER, ledger)
         if result.diagnostics:
@@ -267,7 +269,18 @@ class RunRecord:
         _write(self.path / SUMMARY, json.dumps(result.summary, indent=2) + "\n")
         for name in CHECKPOINTS[1 if resumable else 0 :]:
             (self.path / name).unlink(missing_ok=True)
-        self.release()
+
+    @contextmanager
+    def _writing(self, part: Path | None = None) -> Iterator[None]:
+        """Say in one sentence that something cannot be written; half a file is removed."""
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            if part:
+                with suppress(OSError):
+                    part.unlink(missing_ok=True)
+            why = error.strerror if isinstance(error, OSError) else error
+            raise RunError(f"cannot write to {self.path}: {why}") from error
 
     def fail(self, error: BaseException) -> None:
         """Note why the run ended, if it is not because somebody stopped it."""

@@ -57,6 +57,10 @@ class Schedule(Settings):
     participants: Count | None = None  # clients per round; all by default
     eval_every: Count = 5  # rounds between evaluations; the last round is always evaluated
 
+    def evaluates(self, t: int) -> bool:
+        """Say whether there is an evaluation after round `t`."""
+        return t > 0 and (t % self.eval_every == 0 or t == self.rounds)
+
 
 class Progress(NamedTuple):
     """What a watcher is told after every round."""
@@ -136,16 +140,16 @@ def _run(
     state = algorithm.init(spec.read(setting.template), n, stream(schedule.seed, "init"))
     server = Server(state, Ledger(spec.names), inspector=Inspector(spec))
     history, before = list[dict[str, Any]](), 0.0
-    due = sorted({*range(schedule.eval_every, schedule.rounds + 1, schedule.eval_every), schedule.rounds})
-    diagnostics = _Diagnostics(due)
+    diagnostics = _Diagnostics(schedule)
     if record and (saved := record.restore(state, fleet.snapshot())):
         if saved.t > schedule.rounds:
             raise RunError(f"the run is at round {saved.t} already: schedule.rounds = {schedule.rounds} cannot be less")
         server.state, server.ledger, server.t = saved.state, saved.ledger, saved.t
         server.inspector.lengths, server.inspector.refused = saved.lengths, saved.refused
         fleet.restore(saved.clients)
-        history = [line for line in saved.history if line["round"] in due]  # a longer run has another last round
-        before, diagnostics.records = saved.seconds, {t: x for t, x in saved.diagnostics.items() if t in due}
+        history = [line for line in saved.history if schedule.evaluates(line["round"])]  # a longer run has another last
+        before = saved.seconds
+        diagnostics.records = {t: x for t, x in saved.diagnostics.items() if schedule.evaluates(t)}
     started = time.perf_counter()
     due_at, took = started + (checkpoint_every or 0), 0.0  # the next checkpoint, and what the latest one took
 
@@ -159,7 +163,7 @@ def _run(
 
     try:
         while True:
-            if server.t in due and (not history or history[-1]["round"] < server.t):
+            if schedule.evaluates(server.t) and (not history or history[-1]["round"] < server.t):
                 scores = evaluate(algorithm, server.state, fleet, n, server.t)
                 history.append(_record(server, scores, setting.objective, seconds()))
                 diagnostics.keep(server.t, algorithm.diagnostics(server.state))
@@ -268,8 +272,8 @@ def _personalized(algorithm: Algorithm[Any], server: Server, fleet: Fleet, n: in
 class _Diagnostics:
     """A method's diagnostics, recorded over the rounds."""
 
-    def __init__(self, due: Sequence[int]) -> None:
-        self.due = list(due)
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
         self.records: dict[int, dict[str, np.ndarray]] = {}
 
     def keep(self, t: int, values: dict[str, torch.Tensor]) -> None:
@@ -283,8 +287,9 @@ class _Diagnostics:
         if not size:
             return
         keep = max(2, min(RECORDS, RECORD_BYTES // size))
-        every = -(-len(self.due) // keep)  # rounded up
-        if (len(self.due) - 1 - self.due.index(t)) % every == 0:  # counted from the end: the last is always kept
+        after = -(-self.schedule.rounds // self.schedule.eval_every) - -(-t // self.schedule.eval_every)  # evaluations
+        every = -(-self.schedule.rounds // self.schedule.eval_every // keep)  # rounded up
+        if after % every == 0:  # counted from the end: the last is always kept
             self.records[t] = {name: value.numpy().copy() for name, value in values.items()}
 
     def arrays(self) -> dict[str, np.ndarray]:

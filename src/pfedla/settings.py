@@ -134,6 +134,8 @@ def _fit(value: Any, hint: Any, where: str) -> Any:
         return {str(key): _fit(part, arguments[1], where) for key, part in value.items()}
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value) if abs(value) <= sys.float_info.max else math.inf
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ConfigError(f"{where} = {str(value)[:20]}... must fit into 64 bits")
     wanted = origin or hint
     if wanted not in KINDS:
         return value  # of a method's own type, which no file can hold

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
@@ -67,16 +68,34 @@ def stack(pieces: Iterable[Tensor], shape: Sequence[int], dtype: torch.dtype = t
         return tensor
     size = math.prod(shape) * dtype.itemsize
     try:
-        with tempfile.NamedTemporaryFile(suffix=".rows", dir=directory) as file:
+        with _nameless(directory) as (file, name):
             _reserve(file.fileno(), size, directory)
             for piece in pieces:  # written, not mapped: these pages never count as this process's
                 file.write(piece.contiguous().numpy().data)
             file.flush()
-            tensor = torch.from_file(file.name, shared=True, size=math.prod(shape), dtype=dtype).view(*shape)
+            tensor = torch.from_file(name, shared=True, size=math.prod(shape), dtype=dtype).view(*shape)
             _mapped.append(weakref.ref(tensor))
             return tensor
     except OSError as error:
         raise RunError(f"cannot keep {size / 1e9:.3g} GB in {directory}: {error.strerror}") from None
+
+
+@contextmanager
+def _nameless(directory: Path) -> Iterator[tuple[BinaryIO, str]]:
+    """Open a file that is gone when the process ends, and say how to open it again; it never has a name on Linux."""
+    flag = getattr(os, "O_TMPFILE", None)
+    if flag is not None and Path("/proc/self/fd").is_dir():
+        try:
+            handle = os.open(directory, flag | os.O_RDWR, 0o600)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
+                raise
+        else:
+            with os.fdopen(handle, "w+b") as file:
+                yield file, f"/proc/self/fd/{handle}"
+            return
+    with tempfile.NamedTemporaryFile(suffix=".rows", dir=directory) as named:
+        yield named.file, named.name  # type: ignore[misc]
 
 
 def is_mapped(tensor: Tensor) -> bool:

@@ -113,7 +113,12 @@ def _copied(values: Tensor | np.ndarray) -> Tensor:
     """Return a copy on the CPU: the caller's memory stays the caller's."""
     if isinstance(values, Tensor):
         return values.detach().to("cpu", copy=True)
-    return torch.tensor(np.ascontiguousarray(values))
+    kind = values.dtype.newbyteorder("=")
+    if kind.kind == "u" and kind.itemsize > 1:
+        kind = np.dtype(np.int64)  # torch computes with no other unsigned numbers than bytes
+    elif kind.kind == "f" and kind.itemsize > 8:
+        kind = np.dtype(np.float64)
+    return torch.tensor(np.ascontiguousarray(values, dtype=kind))
 
 
 class ClientData(NamedTuple):

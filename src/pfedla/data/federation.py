@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ __all__ = ["Client", "Data", "Federation", "federate", "own_data"]
 
 Array = Tensor | np.ndarray
 Client = tuple[Array, Array] | tuple[Array, Array, Array, Array]
+MOST_CLASSES = 100_000  # a label beyond is a mistake, and each would take memory
+LONGEST_NAME = 200
 Fraction = Annotated[float, Range(above=0, below=1)]
 AtLeastTwo = Annotated[int, Range(least=2)]
 
@@ -146,6 +149,7 @@ def own_data(
     by_class = objective.by_class
     if not clients:
         raise DataError("there are no clients: give a list of (x, y), one per client")
+    _check_names(names)
     quartets: list[tuple[Array, Array, Array, Array]] = []
     for name, client in zip(names, clients, strict=True):
         if len(client) not in (2, 4):
@@ -192,6 +196,23 @@ def _validated(federation: Federation, share: float | None, seed: int) -> Federa
     return federation._replace(data=data, counts=counts, scored_on="validation")
 
 
+def _check_names(names: Sequence[str]) -> None:
+    """Refuse names that no table, file or message could show."""
+    for name in names:
+        try:
+            name.encode()
+            fault = "must not be empty" if not name.strip() else "has characters that cannot be printed"
+            fault = "" if name.strip() and name.isprintable() else fault
+        except UnicodeEncodeError:
+            fault = "is no text that UTF-8 could write"
+        if len(name) > LONGEST_NAME:
+            fault = f"is longer than {LONGEST_NAME} characters"
+        if fault:
+            raise DataError(f"the client's name {name[:40]!a} {fault}")
+    if twice := [name for name, times in Counter(names).items() if times > 1]:
+        raise DataError(f"two clients have the name {twice[0]!r}")
+
+
 def _divide(labels: np.ndarray, train_fraction: float, seed: int, name: str) -> Part:
     try:
         return partition(
@@ -217,7 +238,8 @@ def _check(name: str, x: Array, y: Array, by_class: bool) -> None:
         raise DataError(f"{name}: {len(x)} inputs but {len(targets)} {'labels' if by_class else 'targets'}")
     if not len(targets):
         raise DataError(f"{name} has no samples")
-    if by_class and targets.min() < 0:
-        raise DataError(f"{name}: label {targets.min()} is negative: labels are numbered from 0")
+    if by_class and not 0 <= targets.min() <= targets.max() < MOST_CLASSES:
+        strange = targets.min() if targets.min() < 0 else targets.max()
+        raise DataError(f"{name}: label {strange}: labels are numbered from 0, and at most {MOST_CLASSES - 1:,}")
     if targets.dtype.kind == "f" and not np.isfinite(targets).all():
         raise DataError(f"{name}: targets must be finite")

@@ -44,6 +44,7 @@ Shape = tuple[int, int, int]
 Reader = Callable[[Sequence[Traversable], Shape, int], tuple[Images, Labels]]
 """Files of one part, shape of an image, most images there can be -> images and labels."""
 
+SUSPICIOUS_BYTES, SUSPICIOUS_RATIO = 2**28, 100  # arrays are seldom so large, and never packed so well
 _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile)
 
 
@@ -55,6 +56,8 @@ def _wrong(source: Traversable | Path, expected: str, found: object) -> DataErro
 def _opened(source: Traversable) -> Iterator[IO[bytes]]:
     """Open `source`, unpacking gzip by its name; whatever the system says of it becomes a `DataError`."""
     try:
+        if isinstance(source, Path) and source.exists() and not source.is_file():
+            raise DataError(f"cannot read {source}: it is no regular file")
         with source.open("rb") as raw:
             if source.name.endswith(".gz"):
                 with gzip.GzipFile(fileobj=raw) as unpacked:
@@ -289,13 +292,38 @@ def _archive(file: Path, keys: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
     """Read those of the arrays `keys` that an `.npz` file has."""
     try:
         with _opened(file) as stream:
+            _check_sizes(file, stream, keys)
             archive = np.load(stream, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise _wrong(file, "an .npz archive", "a single array")
             with archive:
                 return {key: archive[key] for key in keys if key in archive.files}
-    except (ValueError, struct.error, NotImplementedError, RuntimeError) as error:
+    except (ValueError, struct.error, NotImplementedError, RuntimeError, MemoryError, OverflowError) as error:
         raise _wrong(file, "an .npz archive of plain arrays", f"another thing ({error})") from None
+
+
+def _check_sizes(file: Path, stream: IO[bytes], keys: Sequence[str]) -> None:
+    """Refuse an archive whose arrays declare more than it holds, or unpack to far more than its size."""
+    if not zipfile.is_zipfile(stream):
+        stream.seek(0)
+        return
+    stream.seek(0)
+    with zipfile.ZipFile(stream) as archive:
+        members = [info for info in archive.infolist() if info.filename.removesuffix(".npy") in keys]
+        size, packed = sum(info.file_size for info in members), sum(info.compress_size for info in members)
+        if size > SUSPICIOUS_BYTES and size > SUSPICIOUS_RATIO * packed:
+            raise _wrong(file, "data", f"{size / 1e9:.3g} GB of arrays packed into {packed / 1e6:.3g} MB")
+        for info in members:
+            with archive.open(info) as part:
+                version = np.lib.format.read_magic(part)
+                if version == (1, 0):
+                    shape, _, dtype = np.lib.format.read_array_header_1_0(part)
+                else:
+                    shape, _, dtype = np.lib.format.read_array_header_2_0(part)
+                declared = math.prod(shape) * dtype.itemsize
+            if declared > info.file_size:
+                raise _wrong(file, f"an array {info.filename} of {declared:,} bytes", f"{info.file_size:,}")
+    stream.seek(0)
 
 
 def _samples(

@@ -30,6 +30,7 @@ VARIABLE = "PFEDLA_KERNELS"
 Shape = tuple[int, int, int, int]  # images, height, width, channels
 
 _level = OFF
+_problem = ""  # with the variable in the environment
 
 
 def available() -> tuple[str, ...]:
@@ -39,6 +40,8 @@ def available() -> tuple[str, ...]:
 
 def level() -> str:
     """Return the instruction set in use, or `"off"`."""
+    if _problem:
+        raise ConfigError(_problem)
     return _level
 
 
@@ -124,4 +127,7 @@ def _addresses(*tensors: Tensor) -> tuple[int, ...]:
     return tuple(x.data_ptr() for x in tensors)
 
 
-choose(os.environ.get(VARIABLE, "auto"))
+try:
+    choose(os.environ.get(VARIABLE, "auto"))
+except ConfigError as _error:  # to be told when somebody asks, not in the middle of an import
+    _problem = str(_error)
