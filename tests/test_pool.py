@@ -10,6 +10,7 @@ from collections import deque
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -99,6 +100,16 @@ def test_workers_end_with_a_server_that_is_killed_though_they_wait_to_answer_it(
     while not all(map(gone, workers)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_without_shared_memory_messages_go_through_the_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for free in (1000, 10**9):
+        monkeypatch.setattr("pfedla.pool.shutil.disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+        made = setting(PFedLA())
+        with closing(fleet_of(made, data(4), 2)) as fleet:
+            found.append(uploads(fleet, made, IDS))
+    same(found[0], found[1])
 
 
 def test_workers_killed_between_rounds_are_replaced(caplog: pytest.LogCaptureFixture) -> None:

@@ -375,3 +375,25 @@ def test_official_addresses_are_well_formed() -> None:
         for remote in spec.remotes:
             assert remote.url.startswith("http")
             assert len(bytes.fromhex(remote.md5)) == 16
+
+
+@pytest.mark.parametrize("fault", ["", "no length"])
+def test_more_than_was_to_come_is_refused(fault: str, server: Server, tmp_path: Path) -> None:
+    remote, most = server.remote("file", BODY), len(BODY) - 1
+    server.faults.append(fault)
+    with pytest.raises(DataError, match=rf"file: refused, it is larger than {most:,} bytes"):
+        fetch(replace(remote, most=most), tmp_path)
+    (tmp_path / "file.part").unlink(missing_ok=True)
+    assert fetch(replace(remote, most=len(BODY)), tmp_path).read_bytes() == BODY
+
+
+@ARCHIVES
+def test_a_member_larger_than_the_limit_is_refused(server: Server, tmp_path: Path, name: str, pack: Pack) -> None:
+    remote = replace(server.remote(name, pack({"x": bytes(10**6)}), "x"), most=10**5)
+    with pytest.raises(DataError, match=r"refused, it is larger than 100,000 bytes"):
+        download_files([remote], tmp_path, {"x"})
+    assert names(tmp_path) == []
+
+
+def test_official_addresses_are_secured() -> None:
+    assert all(remote.url.startswith("https://") for spec in DATASETS.values() for remote in spec.remotes)

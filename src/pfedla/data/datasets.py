@@ -133,7 +133,7 @@ DATASETS: Mapping[str, DatasetSpec] = MappingProxyType(
         DEFAULT_DATASET: DatasetSpec(tuple(_CLOTHES), 10_000, (1, 28, 28), _idx_parts("t10k"), _idx_layout("embedded")),
         "fashion-mnist": _mnist_like(
             "FashionMNIST/raw",
-            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+            "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
             (
                 "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
                 "25c81989df183df01b3e8a0aad5dffbe",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import http.client
-import shutil
 import ssl
 import tarfile
 import time
@@ -42,6 +41,7 @@ class Remote:
     url: str
     md5: str  # as its publisher gives it
     members: tuple[str, ...] = ()  # the files to take from it, by name, if it is an archive (.zip or .tar.gz)
+    most: int = 2**30  # bytes: more is not what was asked for, neither of the file nor of one that it holds
 
     @property
     def name(self) -> str:
@@ -78,7 +78,7 @@ def download_files(
                 path = fetch(remote, folder, progress)
                 if remote.members:
                     try:
-                        _extract(path, folder, files)
+                        _extract(path, folder, files, remote.most)
                     finally:
                         path.unlink()
     except OSError as error:
@@ -126,12 +126,18 @@ def _transfer(remote: Remote, part: Path, progress: Progress | None) -> None:
                     raise _BrokenOffError("the server resumed at another place")
             else:
                 have = 0
+            if remote.url.startswith("https:") and not response.geturl().startswith("https:"):
+                raise DataError(f"cannot fetch {remote.url}: the server leads to an address that is not secured")
             length = response.headers.get("Content-Length")
             total = have + int(length) if length and length.isdigit() else None
+            if total is not None and total > remote.most:
+                raise _too_large(remote.url, remote.most)
             with part.open("ab" if have else "wb") as out:
                 while chunk := response.read(CHUNK_BYTES):
                     out.write(chunk)
                     have += len(chunk)
+                    if have > remote.most:
+                        raise _too_large(remote.url, remote.most)
                     if progress:
                         progress(remote.name, have, total)
     except urllib.error.HTTPError as error:
@@ -148,7 +154,11 @@ def _transfer(remote: Remote, part: Path, progress: Progress | None) -> None:
         raise _BrokenOffError(f"only {have:,} of {total:,} bytes came")
 
 
-def _extract(archive: Path, folder: Path, files: Collection[str]) -> None:
+def _too_large(what: object, most: int) -> DataError:
+    return DataError(f"{what}: refused, it is larger than {most:,} bytes")
+
+
+def _extract(archive: Path, folder: Path, files: Collection[str], most: int) -> None:
     """Copy `files` out of `archive`; no path that the archive names is ever written to."""
     missing = set(files)
     try:
@@ -160,7 +170,10 @@ def _extract(archive: Path, folder: Path, files: Collection[str]) -> None:
                 if path.name in missing:
                     part = Path(scratch, path.name)
                     with part.open("wb") as out:
-                        shutil.copyfileobj(stream, out)
+                        while chunk := stream.read(CHUNK_BYTES):
+                            out.write(chunk)
+                            if out.tell() > most:
+                                raise _too_large(f"{archive}, {member}", most)
                     part.replace(folder / path.name)
                     missing.remove(path.name)
     except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, EOFError, zlib.error) as error:
