@@ -3,13 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 LOOPS := src/pfedla/kernels/module.cpp src/pfedla/kernels/loops.inc
 
-.PHONY: help install demo test check sanitize format bench bench-peers clean
+.PHONY: help install demo test check sanitize soak format bench bench-peers clean
 
 help:
 	@echo "make demo    set up, then compare four methods on the embedded images (runs/demo)"
 	@echo "make test    set up, then run every check that CI runs"
 	@echo "make check   the checks alone: formatting, lint, types, tests"
 	@echo "make sanitize   the compiled loop's tests with GCC's address and undefined-behaviour sanitizers"
+	@echo "make soak    kill runs at random moments and resume them, for ten minutes"
 	@echo "make format  format and fix what can be fixed"
 	@echo "make bench   speed and memory, as ratios within one run (docs/benchmarks.md); five minutes"
 	@echo "make bench-peers   set up Flower and pfl under .bench-envs, then compare with them; four minutes after set-up"
@@ -44,6 +45,9 @@ sanitize: install
 	PYTHONPATH=build/sanitized ASAN_OPTIONS=detect_leaks=0 \
 		LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 		$(BIN)/python -m pytest -q -n 0 --capture=no tests/test_kernels.py tests/test_blocks.py tests/test_models.py
+
+soak: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak --seconds 600
 
 format:
 	$(BIN)/ruff check --fix .

@@ -720,3 +720,12 @@ def test_a_run_of_an_earlier_version_is_refused_with_the_reason(tmp_path: Path) 
     (tmp_path / "summary.json").write_text('{"accuracy_mean": 0.5}')
     with pytest.raises(RunError, match="of an earlier version"):
         pfedla.load(tmp_path)
+
+
+def test_a_folder_that_a_kill_left_before_its_run_began_can_be_used(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    for name in ("run.json", "config.toml.part", "writer.json"):
+        (tmp_path / "run" / name).write_text("{")
+    assert not RunRecord(tmp_path / "run").exists
+    run(out=tmp_path / "run")
+    assert RunRecord(tmp_path / "run").complete

@@ -56,6 +56,7 @@ LEDGER, DIAGNOSTICS, ERROR = "ledger.npz", "diagnostics.npz", "error.txt"
 CHECKPOINTS = "checkpoint.safetensors", "checkpoint-before.safetensors"  # the latest, and the one before it
 MODELS, PICTURES = "models", ("weights.png", "retained.png")
 WRITER = "writer.json"  # who writes here now
+OURS = {CONFIG, FACTS, METRICS, SUMMARY, LEDGER, DIAGNOSTICS, ERROR, WRITER, MODELS, *CHECKPOINTS, *PICTURES}
 FORMAT = 1  # of what lies here: a run is resumed only if it is the same
 ROUND, LAYERS = "round", "layers"  # beside a method's own names in the diagnostics
 
@@ -102,7 +103,7 @@ class RunRecord:
             if not overwrite:
                 kind, go_on = ("a complete", "") if record.complete else ("an unfinished", ", resume it")
                 raise RunError(f"{path} already holds {kind} run: choose another folder (out){go_on}, or overwrite it")
-        elif path.is_dir() and any(path.iterdir()):
+        elif path.is_dir() and any(file.name.removesuffix(".part") not in OURS for file in path.iterdir()):
             raise RunError(f"{path} is not empty and holds no run: choose another folder (out)")
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -438,7 +439,7 @@ class RunRecord:
         return True
 
     def _clear(self) -> None:
-        for name in (CONFIG, FACTS, METRICS, SUMMARY, LEDGER, DIAGNOSTICS, ERROR, *CHECKPOINTS, *PICTURES):
+        for name in OURS - {WRITER, MODELS}:
             (self.path / name).unlink(missing_ok=True)
         shutil.rmtree(self.path / MODELS, ignore_errors=True)
 
