@@ -241,8 +241,10 @@ def _plain(value: Any) -> Any:
     return [_plain(part) for part in value] if isinstance(value, tuple) else value
 
 
-def _class_of(name: str, section: str, known: Mapping[str, type[Settings]], base: type) -> type[Settings]:
+def _class_of(name: object, section: str, known: Mapping[str, type[Settings]], base: type) -> type[Settings]:
     """Return the class of a short name, or of `package.module:Class`."""
+    if not isinstance(name, str):
+        raise ConfigError(f"{section}.name must be text, not {name!r:.100}")
     if ":" in str(name):
         found: Any = import_object(name, f"{section}.name")
         if not (isinstance(found, type) and issubclass(found, base) and dataclasses.is_dataclass(found)):

@@ -230,6 +230,9 @@ def _divide(labels: np.ndarray, train_fraction: float, seed: int, name: str) -> 
 
 def _check(name: str, x: Array, y: Array, by_class: bool) -> None:
     targets = np.asarray(y)
+    kind = np.asarray(x[:0] if x.ndim else x).dtype
+    if x.ndim < 2 or kind.kind not in "uifb":
+        raise DataError(f"{name}: inputs must be numbers of shape (samples, ...), not {kind} {tuple(x.shape)}")
     if by_class and (targets.ndim != 1 or targets.dtype.kind not in "iu"):
         raise DataError(f"{name}: labels must be whole numbers in one dimension, not {targets.dtype} {targets.shape}")
     if targets.dtype.kind not in "uifb" or not targets.ndim:
