@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import os
 import re
 import signal
@@ -208,6 +209,30 @@ def test_compare_resumes_and_keeps_what_is_done(pfedla: Any) -> None:
     code, _, err = pfedla(*words, "--lr", "0.5")
     assert code == 1
     assert "another configuration" in err
+
+
+def test_results_outlive_the_folders_of_their_runs(pfedla: Any) -> None:
+    words = ["compare", *SMALL, "--results", "kept/all.json"]
+    assert pfedla(*words, "-a", "local", "--out", "first")[0] == 0
+    shutil.rmtree("first")
+    code, _, err = pfedla(*words, "-a", "local", "-a", "fedavg", "--out", "second")
+    assert code == 0
+    assert "local, seed 0, is in kept/all.json: kept" in err
+    assert not Path("second/local-seed0").exists()
+    held = json.loads(Path("kept/all.json").read_text())
+    assert [run["label"] for run in held] == ["local", "fedavg"]
+    assert held == json.loads(Path("second/comparison.json").read_text())
+    assert pfedla(*words, "-a", "pfedla", "--out", "third")[0] == 0  # what is not named stays
+    assert [run["label"] for run in json.loads(Path("kept/all.json").read_text())] == ["local", "fedavg", "pfedla"]
+    code, _, err = pfedla(*words, "-a", "local", "--lr", "0.5", "--out", "fourth")
+    assert code == 1
+    assert "kept/all.json holds local, seed 0, with other settings" in err
+    del held[0]["settings"]["training"]["momentum"]  # of a version without this setting: it had the default
+    Path("kept/all.json").write_text(json.dumps(held))
+    assert pfedla(*words, "-a", "local", "--out", "fifth")[0] == 0
+    held[0]["settings"] = None
+    Path("kept/all.json").write_text(json.dumps(held))
+    assert pfedla(*words, "-a", "local", "--out", "sixth")[0] == 1
 
 
 def test_table_reads_what_compare_wrote(pfedla: Any) -> None:

@@ -192,6 +192,9 @@ def run(
 @click.option("--all", "everything", is_flag=True, help="All methods that the model allows, but pfedla-peers.")
 @_seeds
 @click.option("--out", type=_path, default=Path("runs/comparison"), show_default=True, help="For the run directories.")
+@click.option(
+    "--results", type=_path, metavar="FILE", help="Collect final figures here; what it holds is not run again."
+)
 @_overwrite
 @_quiet
 @_json
@@ -202,6 +205,7 @@ def compare(
     everything: bool,
     seeds: int,
     out: Path,
+    results: Path | None,
     overwrite: bool,
     quiet: bool,
     as_json: bool,
@@ -214,7 +218,7 @@ def compare(
         raise ConfigError(f"name at least one method with -a, or --all of {', '.join(ALGORITHMS)}")
     every = [name for name in ALGORITHMS if name != "pfedla-peers"]  # with few clients that is pfedla once more
     listed = [*(every if everything else ()), *methods]
-    _compare(settings, listed, seeds, out, overwrite, quiet, as_json, lenient=everything)
+    _compare(settings, listed, seeds, out, overwrite, quiet, as_json, lenient=everything, results=results)
 
 
 @cli.command()
@@ -253,6 +257,7 @@ def _compare(
     quiet: bool,
     as_json: bool,
     lenient: bool = False,
+    results: Path | None = None,
 ) -> None:
     console = Console(stderr=True, quiet=quiet)
     first = Experiment.from_tables({"schedule": settings.get("schedule", {})}).schedule.seed
@@ -271,6 +276,7 @@ def _compare(
                 out,
                 overwrite=overwrite,
                 lenient=lenient,
+                results=results,
                 start=start,
                 finished=_draw,
                 tell=lambda text: console.print(_with_options(text), markup=False, highlight=False, soft_wrap=True),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from pfedla.config import Experiment, Tables, merge, parse_value
 from pfedla.data.federation import Federation
 from pfedla.errors import ConfigError, ModelError, PfedlaError, RunError
 from pfedla.experiment import federation_of, prepare, resume, run_experiment
-from pfedla.record import RunRecord
+from pfedla.record import RunRecord, locked, write_text
 from pfedla.result import Result
 from pfedla.rounds import Watch
 
@@ -49,6 +49,7 @@ def compare(
     *,
     overwrite: bool = False,
     lenient: bool = False,
+    results: Path | None = None,
     start: Callable[[str, int], Watch | None] = lambda *_: None,
     finished: Callable[[Path, Experiment, Result], None] = lambda *_: None,
     tell: Callable[[str], None] = lambda _: None,
@@ -69,6 +70,9 @@ def compare(
         Run anew what is there already.
     lenient
         Leave out what the model does not allow (FedBN needs batch norm, say) instead of refusing the comparison.
+    results
+        A file that collects the final figures of runs. What it holds, with the same settings, is not run again, even if
+        the run's folder is gone; what it holds of other methods stays.
     start
         Called with a label and the number of rounds before each run; returns who watches it.
     finished
@@ -81,10 +85,18 @@ def compare(
         raise ConfigError(f"named twice: {', '.join(sorted(twice))}")
     plan = {seed: {v.label: _experiment(base, v, seed) for v in variants} for seed in seeds}
     done: dict[str, list[dict[str, Any]]] = {label: [] for label in labels}
+    collected = {} if results is None or overwrite else _collected(results)
     for seed, experiments in plan.items():
         federation: Federation | None = None
         for label, experiment in experiments.items():
             if label not in done:
+                continue
+            if known := collected.get((label, seed)):
+                if not _same(known, experiment):
+                    raise RunError(f"{results} holds {label}, seed {seed}, with other settings: choose another file")
+                tell(f"{label}, seed {seed}, is in {results}: kept")
+                done[label].append(known)
+                _write(out, done, results)
                 continue
             path = out / f"{label}-seed{seed}"
             record, longer = RunRecord(path), False
@@ -100,7 +112,7 @@ def compare(
                 if record.complete and not longer:
                     tell(f"{path} is complete: kept (overwrite it to run it anew)")
                     done[label].append(record.summary())
-                    _write(out, done)
+                    _write(out, done, results)
                     continue
             if federation is None:
                 federation = federation_of(experiment)
@@ -121,7 +133,7 @@ def compare(
                 result = run_experiment(experiment, path, overwrite=overwrite, watch=watch, federation=federation)
             finished(path, experiment, result)
             done[label].append(result.summary)
-            _write(out, done)
+            _write(out, done, results)
     return list(done.items())
 
 
@@ -129,16 +141,46 @@ def read_comparison(path: Path) -> list[dict[str, Any]]:
     """Read the summaries that a comparison wrote, each with its label."""
     try:
         flat = json.loads(path.read_text())
-        if not flat or not all(isinstance(summary["label"], str) for summary in flat):
+        if not flat or not all(isinstance(summary["label"], str) and "seed" in summary for summary in flat):
             raise ValueError("it holds no runs")
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise RunError(f"{path} is no comparison that pfedla compare wrote: {error}") from error
     return list(flat)
 
 
-def _write(out: Path, done: dict[str, list[dict[str, Any]]]) -> None:
-    """Write what is done so far, method by method."""
-    (out / COMPARISON).write_text(json.dumps(listed(list(done.items())), indent=2) + "\n")
+def _write(out: Path, done: dict[str, list[dict[str, Any]]], results: Path | None) -> None:
+    """Write what is done so far, method by method, and add it to the results."""
+    found = listed(list(done.items()))
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(out / COMPARISON, _lines(found))
+    if results is not None:
+        results.parent.mkdir(parents=True, exist_ok=True)
+        with locked(results.parent):
+            all_of_them = _collected(results) | {(summary["label"], summary["seed"]): summary for summary in found}
+            labels = list(dict.fromkeys(label for label, _ in all_of_them))
+            ordered = sorted(all_of_them, key=lambda key: (labels.index(key[0]), key[1]))
+            write_text(results, _lines(all_of_them[key] for key in ordered))
+
+
+def _lines(summaries: Iterable[dict[str, Any]]) -> str:
+    """Return a list as JSON, one line for each run."""
+    return "[\n" + ",\n".join(json.dumps(summary) for summary in summaries) + "\n]\n"
+
+
+def _same(known: dict[str, Any], experiment: Experiment) -> bool:
+    """Say whether a run had these settings; one that came later than the run has its default."""
+    try:
+        before = Experiment.from_tables(known["settings"])
+    except (ConfigError, KeyError, TypeError, AttributeError):
+        return False
+    return before.decisive() == experiment.decisive()
+
+
+def _collected(results: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    """Return the figures that a file of results holds, by label and seed."""
+    if not results.exists():
+        return {}
+    return {(summary["label"], summary["seed"]): summary for summary in read_comparison(results)}
 
 
 def listed(runs: Summaries) -> list[dict[str, Any]]:

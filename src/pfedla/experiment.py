@@ -400,6 +400,7 @@ def _result(setting: Setting, experiment: Experiment, federation: Federation, ou
         "samples_per_second": round(passes / outcome.seconds, 1),
         "version": __version__,
         "commit": commit(),
+        "settings": json.loads(_settings(experiment)),
         "compiled_loop": kernels.level(),
     }
     personalized, names = outcome.personalized, federation.names

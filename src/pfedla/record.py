@@ -49,7 +49,7 @@ try:
 except ImportError:  # not on Windows: there is no lock, and no run is seen to be under way
     fcntl = None
 
-__all__ = ["LAYERS", "ROUND", "RunRecord", "Snapshot"]
+__all__ = ["LAYERS", "ROUND", "RunRecord", "Snapshot", "locked", "write_text"]
 
 CONFIG, FACTS, METRICS, SUMMARY = "config.toml", "run.json", "metrics.jsonl", "summary.json"
 LEDGER, DIAGNOSTICS, ERROR = "ledger.npz", "diagnostics.npz", "error.txt"
@@ -110,8 +110,8 @@ class RunRecord:
             record._hold()
             record._clear()
             known = {"format": FORMAT, "id": uuid.uuid4().hex, **facts}
-            _write(path / FACTS, json.dumps(known, indent=2) + "\n")
-            _write(path / CONFIG, config)
+            write_text(path / FACTS, json.dumps(known, indent=2) + "\n")
+            write_text(path / CONFIG, config)
         except OSError as error:
             record.release()
             raise RunError(f"cannot write to {path}: {error.strerror}") from None
@@ -144,8 +144,8 @@ class RunRecord:
         record._hold()
         if config is not None:
             (record.path / SUMMARY).unlink(missing_ok=True)
-            _write(record.path / FACTS, json.dumps(record.facts() | facts, indent=2) + "\n")
-            _write(record.path / CONFIG, config)
+            write_text(record.path / FACTS, json.dumps(record.facts() | facts, indent=2) + "\n")
+            write_text(record.path / CONFIG, config)
         (record.path / ERROR).unlink(missing_ok=True)
         return record
 
@@ -209,7 +209,7 @@ class RunRecord:
             for why in damaged:
                 log.warning("%s. The checkpoint before it is used, of round %d", why, found.t)
             with self._writing():
-                _write(self.path / METRICS, "".join(json.dumps(record) + "\n" for record in found.history))
+                write_text(self.path / METRICS, "".join(json.dumps(record) + "\n" for record in found.history))
             return found
         if damaged:
             raise RunError(f"{'; '.join(damaged)}. No whole checkpoint is left: run it anew")
@@ -267,7 +267,7 @@ class RunRecord:
         for client in result.with_models:
             contiguous = {key: tensor.contiguous() for key, tensor in result.model(client).state_dict().items()}
             save_file(contiguous, self._model(client))
-        _write(self.path / SUMMARY, json.dumps(result.summary, indent=2) + "\n")
+        write_text(self.path / SUMMARY, json.dumps(result.summary, indent=2) + "\n")
         for name in CHECKPOINTS[1 if resumable else 0 :]:
             (self.path / name).unlink(missing_ok=True)
 
@@ -287,7 +287,7 @@ class RunRecord:
         """Note why the run ended, if it is not because somebody stopped it."""
         if not isinstance(error, KeyboardInterrupt):
             with suppress(OSError):
-                _write(self.path / ERROR, f"{str(error) or type(error).__name__}\n")
+                write_text(self.path / ERROR, f"{str(error) or type(error).__name__}\n")
         self.release()
 
     def release(self) -> None:
@@ -419,7 +419,7 @@ class RunRecord:
                 f"{_writer(self.path)} is writing to {self.path}: wait for it, or choose another folder (out)"
             )
         with suppress(OSError):
-            _write(self.path / WRITER, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}) + "\n")
+            write_text(self.path / WRITER, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}) + "\n")
 
     def _take_lock(self, *, peek: bool = False) -> bool:
         """Return whether the lock could be had; keep it unless it was only a peek."""
@@ -464,7 +464,7 @@ def _writer(path: Path) -> str:
         return "another process"
 
 
-def _write(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
     """Write a text file so that it is there as a whole or not at all, whatever happens to the machine."""
     part = path.with_name(path.name + ".part")
     with part.open("w", encoding="utf-8") as file:
@@ -473,6 +473,19 @@ def _write(path: Path, text: str) -> None:
         os.fsync(file.fileno())
     part.replace(path)
     _sync(path.parent)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Wait until no other process is inside this block for the same folder, where there are locks."""
+    handle = os.open(folder, os.O_RDONLY) if fcntl else None
+    try:
+        if handle is not None:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
 
 
 def _sync(folder: Path) -> None:
