@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys

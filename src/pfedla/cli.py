@@ -192,9 +192,7 @@ def run(
 @click.option("--all", "everything", is_flag=True, help="All methods that the model allows, but pfedla-peers.")
 @_seeds
 @click.option("--out", type=_path, default=Path("runs/comparison"), show_default=True, help="For the run directories.")
-@click.option(
-    "--results", type=_path, metavar="FILE", help="Collect final figures here; what it holds is not run again."
-)
+@click.option("--results", type=_path, metavar="FILE", help="Collect figures here; what it holds is not run again.")
 @_overwrite
 @_quiet
 @_json
