@@ -300,7 +300,8 @@ def _compare(
     help="What to show; several give a column each.",
 )
 @click.option("--against", metavar="METHOD", help="Show differences from this method, taken seed by seed.")
-def table(comparisons: tuple[Path, ...], value: tuple[str, ...], against: str | None) -> None:
+@click.option("--mean", is_flag=True, help="Add the mean over the comparisons.")
+def table(comparisons: tuple[Path, ...], value: tuple[str, ...], against: str | None, mean: bool) -> None:
     """Put comparisons side by side: a Markdown table with a row per method and a column per comparison.
 
     A comparison is a folder that `pfedla compare` wrote, or its comparison.json under any name.
@@ -309,7 +310,7 @@ def table(comparisons: tuple[Path, ...], value: tuple[str, ...], against: str | 
     for path in comparisons:
         file = path / COMPARISON if path.is_dir() else path
         found[path.name.removesuffix(".json")] = read_comparison(file)
-    _say(overview(found, value, against).rstrip())
+    _say(overview(found, value, against, mean).rstrip())
 
 
 @cli.command()

@@ -86,6 +86,22 @@ def test_differences_are_taken_seed_by_seed() -> None:
         overview({"one": one}, against="alon")
 
 
+def test_the_mean_over_comparisons_is_of_methods_that_are_in_all() -> None:
+    def runs(label: str, *accuracies: float) -> list[dict[str, Any]]:
+        return [{**summary(value, 10**6, seed), "label": label} for seed, value in enumerate(accuracies)]
+
+    found = {"easy": runs("a", 0.8, 0.9) + runs("b", 0.7, 0.7), "hard": runs("a", 0.2, 0.5)}
+    lines = overview(found, average=True).splitlines()
+    assert lines[0] == "| method | easy | hard | mean |"
+    assert lines[2] == "| `a` | **85.00 ± 7.07** | 35.00 ± 21.21 | 60.00 ± 14.14 |"
+    assert lines[3].endswith("| - | - |")
+    lines = overview(found, ("headline", "mb-up"), average=True).splitlines()
+    assert lines[0] == (
+        "| method | easy, accuracy % | easy, mb-up | hard, accuracy % | hard, mb-up | mean, headline | mean, mb-up |"
+    )
+    assert lines[2].endswith("| 60.00 ± 14.14 | 2.0 ± 0.0 |")
+
+
 def test_the_headline_says_what_is_best() -> None:
     lines = printed([("near", [errors(0.25, 1.5)]), ("far", [errors(0.5, 1.25)]), ("middle", [errors(0.375, 2)])])
     assert row(lines, "near") == ["near", "*0.25", "0.01", "1.5", "*0.25", "1.0", "2.0", "1.0"]

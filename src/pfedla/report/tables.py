@@ -72,13 +72,17 @@ def _columns(summaries: Sequence[Summary]) -> dict[str, _Column]:
 
 
 def overview(
-    comparisons: Mapping[str, Sequence[Summary]], values: Sequence[str] = ("headline",), against: str | None = None
+    comparisons: Mapping[str, Sequence[Summary]],
+    values: Sequence[str] = ("headline",),
+    against: str | None = None,
+    average: bool = False,
 ) -> str:
     """Return values of several comparisons as a Markdown table: a row per method, a column per comparison and value.
 
     Cells are means over the seeds with their standard deviation, the best of a column in bold; where a method has
     fewer seeds than others, their number stands beside it. With a method to hold the others `against`, they are the
-    differences from it, taken seed by seed: what makes one seed harder than another for everybody falls out.
+    differences from it, taken seed by seed: what makes one seed harder than another for everybody falls out. `average`
+    adds the mean over all comparisons, seed by seed, of the methods that are in all of them.
     """
     kinds: dict[str, _Column] = {}  # by heading
     cells: Cells = {}
@@ -91,6 +95,14 @@ def overview(
             for summary in summaries:
                 found = known[value].value(summary)
                 cells.setdefault(summary["label"], {}).setdefault(heading, {})[summary["seed"]] = found
+    if average:
+        for place, value in enumerate(values):
+            headings = list(kinds)[place :: len(values)][: len(comparisons)]
+            heading = "mean" if len(values) == 1 else f"mean, {value}"
+            kinds[heading] = kinds[headings[0]]
+            for row in cells.values():
+                seeds = set.intersection(*(set(row.get(name, ())) for name in headings))
+                row[heading] = {seed: fmean(row[name][seed] for name in headings) for seed in sorted(seeds)}
     if against is not None:
         cells = _differences(cells, against)
     lines = [["method" if against is None else f"above `{against}`", *kinds], ["---"] * (1 + len(kinds))]
