@@ -101,8 +101,8 @@ def overview(
             heading = "mean" if len(values) == 1 else f"mean, {value}"
             kinds[heading] = kinds[headings[0]]
             for row in cells.values():
-                seeds = set.intersection(*(set(row.get(name, ())) for name in headings))
-                row[heading] = {seed: fmean(row[name][seed] for name in headings) for seed in sorted(seeds)}
+                common = set.intersection(*(set(row.get(name, ())) for name in headings))
+                row[heading] = {seed: fmean(row[name][seed] for name in headings) for seed in sorted(common)}
     if against is not None:
         cells = _differences(cells, against)
     lines = [["method" if against is None else f"above `{against}`", *kinds], ["---"] * (1 + len(kinds))]
