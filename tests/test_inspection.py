@@ -24,6 +24,7 @@ from pfedla.wire import Payload
 from tests.world import METHODS, outcome_of, same, setting, timeless
 
 Change = Callable[[Payload], Payload | None]
+NOTHING: Any = [1, 2]  # that is no tensor
 BAD, ROUND = 2, 3  # the client, and the round in which it sends something strange
 
 
@@ -117,7 +118,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
         lambda upload: upload._replace(sent=upload.sent * torch.nan),
         r"what it says to have sent is torch\.float32",
     ),
-    "a list": (layers(lambda some: some.update(fc=[1, 2])), "it cannot be read: "),
+    "a list": (layers(lambda some: some.__setitem__("fc", NOTHING)), "it cannot be read: "),
     "long statistics": (
         layers(lambda some: some["bn#stats"].fill_(-1e9)),
         r"its stats is .* long, .* times the usual upload",
@@ -268,6 +269,13 @@ def test_one_upload_alone_is_judged_by_those_before_it() -> None:
     changed = dict.fromkeys(range(3), strange[1])  # the method itself sends more from now on
     assert inspector.inspect(FedAvg(), changed).accepted == [0, 1, 2]
     assert inspector.inspect(FedAvg(), {0: strange[1]}).accepted == [0]
+
+
+def test_of_two_the_one_that_counts_its_examples_is_believed() -> None:
+    found = Inspector().inspect(
+        FedAvg(), {0: payload(1.0, x=torch.ones(1)), 1: payload(1.0, examples=torch.ones(1).long())}
+    )
+    assert found == ([1], {0: "it lacks the value examples"})
 
 
 def test_what_is_no_upload_at_all_is_refused() -> None:

@@ -117,6 +117,8 @@ class Inspector:
 
     def _agreed(self, outlines: list[dict[str, str]]) -> dict[str, str]:
         """Return what most uploads hold, and in which form; the latest before them have a vote, and the casting one."""
+        counted = [outline for outline in outlines if entry("", EXAMPLES) in outline]  # what nearly all methods send
+        outlines = counted if 2 * len(counted) >= len(outlines) else outlines
         voices = [self.usual, *outlines] if self.usual else outlines
         forms: dict[str, Counter[str]] = {}
         for voice in voices:
