@@ -18,6 +18,7 @@ import torch
 
 import pfedla
 from pfedla import Experiment, FedAvg
+from pfedla.config import parse_assignments
 from pfedla.data.federation import own_data
 from pfedla.data.files import load_column, load_folder
 from pfedla.errors import ConfigError, DataError, PfedlaError, RunError
@@ -95,6 +96,24 @@ def test_an_array_that_declares_more_than_it_holds_is_refused_unread(tmp_path: P
     assert peak(read) < 2**27
 
 
+def test_an_archive_that_lies_about_its_own_size_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.npz"
+    np.savez(path, y=np.zeros(1, np.int64))
+    packed(path, "x", header_of((2**26, 1)), 2**29)
+    content = bytearray(path.read_bytes())
+    start = content.index(b"x.npy", content.index(b"PK\x01\x02")) - 46  # the member's entry in the directory
+    extra = content.index((1).to_bytes(2, "little"), start + 46 + 5) if content[start + 30] else None
+    assert extra is None  # its sizes stand in the entry itself
+    content[start + 20 : start + 24] = (2**31).to_bytes(4, "little")
+    path.write_bytes(bytes(content))
+
+    def read() -> None:
+        with pytest.raises(DataError, match=r"expected data, found 0\.537 GB of arrays packed into"):
+            load_folder(tmp_path)
+
+    assert peak(read) < 2**27
+
+
 def test_a_fifo_is_refused_and_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.npz")
     with pytest.raises(DataError, match="it is no regular file"):
@@ -154,6 +173,28 @@ def test_settings_that_cannot_work_are_refused(tables: dict[str, Any], message: 
 
     with pytest.raises(ConfigError, match=message):
         prepare()
+
+
+@pytest.mark.parametrize("setting", ["samples_per_client", "clients", "test_samples_per_client"])
+@pytest.mark.parametrize("reuse", [False, True])
+def test_numbers_beyond_all_samples_are_refused_before_they_are_planned_for(setting: str, reuse: bool) -> None:
+    experiment = Experiment.from_tables({"data": {setting: 2**63 - 1, "reuse": reuse}})
+    with pytest.raises(DataError, match=rf"data\.{setting} = 9223372036854775807: there"):
+        pfedla.experiment.federation_of(experiment)
+
+
+@pytest.mark.parametrize("text", ["[" * 9000, "1" * 5000])
+def test_settings_that_python_itself_cannot_read_are_one_line(text: str, tmp_path: Path) -> None:
+    (tmp_path / "deep.toml").write_text(f"[schedule]\nseed = {text}")
+    with pytest.raises(ConfigError, match="cannot be read as TOML"):
+        Experiment.load(tmp_path / "deep.toml")
+    with pytest.raises(ConfigError, match=r"schedule\.seed = .* must be a whole number"):
+        Experiment.from_tables(parse_assignments([f"schedule.seed={text}"]))
+
+
+def test_numbers_that_32_bits_cannot_hold_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"training\.lr = 1e\+308 must be finite, in 32 bits, too"):
+        Experiment.from_tables({"training": {"lr": 1e308}})
 
 
 def test_a_billion_rounds_take_no_memory_before_they_are_run() -> None:

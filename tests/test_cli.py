@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from torch import nn
 from torch.nn import functional
 
-from pfedla import ALGORITHMS, Custom, FedAvg, cli, run
+from pfedla import ALGORITHMS, Custom, FedAvg, cli, comparison, run
 from pfedla.data.splits import SPLITS
 from pfedla.demo import DEMO
 
@@ -437,3 +438,61 @@ def test_the_demo_ends_in_a_table_and_a_picture(pfedla: Any, monkeypatch: pytest
     assert "runs/demo/pfedla-seed0/weights.png" in out
     assert Path("runs/demo/pfedla-seed0/weights.png").read_bytes().startswith(b"\x89PNG")
     assert len(json.loads(Path("runs/demo/comparison.json").read_text())) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "--folder", "a" * 300], "error: File name too long"),
+        (["run", "--dataset", "mnist", "--data-dir", "a" * 300], "error: File name too long"),
+        (["data", "show", "--out", "file/x.png"], "error: File exists: file"),
+        (["data", "show", "--out", "x.unknown"], "error: cannot draw x.unknown: Format 'unknown' is not supported"),
+        (["compare", "-a", "local", "--results", "file/r.json"], "error: cannot write file/r.json: File exists"),
+        (["compare", "-a", "local", "--out", "file"], "error: cannot write file/comparison.json: File exists"),
+        (["compare", "-a", "local", "--results", "strange.json"], "strange.json is no comparison"),
+        (["table", "strange.json"], "strange.json is no comparison that pfedla compare wrote: it holds no runs"),
+        (["table", "deep.json"], "deep.json is no comparison that pfedla compare wrote: maximum recursion"),
+    ],
+)
+def test_places_and_files_that_cannot_be_are_one_line(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "strange.json").write_text('[{"label": "local", "seed": [1]}]')
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    monkeypatch.setattr(sys, "argv", ["pfedla", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code in (1, 2)
+    assert message in capfd.readouterr().err
+    assert not [path for path in tmp_path.rglob("*") if path.is_dir() and path.name not in ("runs", "comparison")]
+
+
+def test_figures_of_other_settings_than_the_configuration_are_not_kept(pfedla: Any) -> None:
+    assert pfedla("compare", *SMALL, "-a", "local", "--lr", "0.01", "--out", "here")[0] == 0
+    config = Path("here/local-seed0/config.toml")
+    config.write_text(config.read_text().replace("lr = 0.01", "lr = 0.02"))
+    code, _, err = pfedla("compare", *SMALL, "-a", "local", "--lr", "0.02", "--out", "here")
+    assert code == 1
+    assert "holds figures of other settings than its configuration" in err
+
+
+def test_two_comparisons_write_one_file_in_turn(tmp_path: Path) -> None:
+    """Each writes the same files many times; without turns, one takes away what the other is about to move."""
+
+    def write(label: str) -> None:
+        for seed in range(60):
+            done = {label: [{"seed": seed}]}
+            comparison._write(tmp_path / "out", done, tmp_path / "results.json")
+
+    with ThreadPoolExecutor(2) as pool:
+        for task in [pool.submit(write, label) for label in ("a", "b")]:
+            task.result()
+    found = {(run["label"], run["seed"]) for run in comparison.read_comparison(tmp_path / "results.json")}
+    assert found == {(label, seed) for label in "ab" for seed in range(60)}
+    assert len(comparison.read_comparison(tmp_path / "out" / "comparison.json")) == 1

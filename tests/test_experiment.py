@@ -21,6 +21,7 @@ from pfedla.experiment import federation_of
 from pfedla.record import RunRecord
 from pfedla.rounds import Progress
 from pfedla.storage import is_mapped
+from pfedla.version import code
 from tests.world import same_result, timeless
 
 QUICK = Training(local_epochs=2, batch_size=8)
@@ -300,12 +301,36 @@ def test_changed_data_are_not_resumed(parts: Path, tmp_path: Path) -> None:
         resume(parts)
 
 
-def test_another_version_of_the_package_is_told(
+def test_another_version_or_commit_of_the_package_is_told(
     parts: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("pfedla.experiment.__version__", "9.9")
+    monkeypatch.setattr("pfedla.record.code", lambda: "9.9 (abc)")
     resume(parts)
-    assert f"was started by version {pfedla.__version__}, this is 9.9" in caplog.text
+    assert f"checkpoint.safetensors was written by version {code()}, this is 9.9 (abc)" in caplog.text
+
+
+def test_settings_changed_in_the_configuration_and_the_facts_are_not_resumed(parts: Path) -> None:
+    for name, old, new in (("config.toml", "lr = 0.01", "lr = 0.02"), ("run.json", '"lr": 0.01', '"lr": 0.02')):
+        text = (parts / name).read_text()
+        assert text.count(old) == 1
+        (parts / name).write_text(text.replace(old, new))
+    with pytest.raises(RunError, match="was started with other settings or data than it has now"):
+        resume(parts)
+    facts = json.loads((parts / "run.json").read_text())
+    for settings in (5, {"schedule": 5}, None):
+        (parts / "run.json").write_text(json.dumps(facts | {"settings": settings}))
+        with pytest.raises(RunError, match="was started with other settings"):
+            resume(parts)
+
+
+def test_every_byte_of_what_a_checkpoint_tells_of_itself_is_checked(parts: Path) -> None:
+    path = parts / "checkpoint.safetensors"
+    content = path.read_bytes()
+    for old, new in ((b'\\"t\\": 3', b'\\"t\\": 2'), (b'\\"refused\\": 0', b'\\"refused\\": 7')):
+        assert content.count(old) == 1
+        path.write_bytes(content.replace(old, new))
+        with pytest.raises(RunError, match="is damaged: what it tells of itself is not what was written"):
+            resume(parts)
 
 
 def test_machine_settings_may_change_when_a_run_is_resumed(parts: Path) -> None:
@@ -335,6 +360,14 @@ def test_rounds_may_grow_also_those_of_a_complete_run(complete: bool, tmp_path: 
     with pytest.raises(RunError, match="is complete: only more rounds"):
         resume(out)
     same_result(pfedla.load(out), long)
+
+
+def test_the_last_round_of_a_shorter_run_leaves_no_line_in_a_longer_one(tmp_path: Path) -> None:
+    settings = merge(tables(images(tmp_path)), {"machine": {"checkpoints": True}, "schedule": {"eval_every": 3}})
+    long = run_experiment(Experiment.from_tables(merge(settings, {"schedule": {"rounds": 6}})))
+    run_experiment(Experiment.from_tables(settings), tmp_path / "run")
+    same_result(resume(tmp_path / "run", rounds=6), long)
+    same_result(pfedla.load(tmp_path / "run"), long)
 
 
 def test_a_complete_run_without_a_checkpoint_cannot_grow(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from tests.world import fleet_of, outcome_of, server_of, setting
 
 pytestmark = pytest.mark.slow
 
-often = settings(max_examples=1500, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+often = settings(max_examples=1000, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 seldom = settings(often, max_examples=250)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pfedla.algorithm import Algorithm
-from pfedla.algorithms import FedAvg, FedFomo, Local, PFedLA
+from pfedla.algorithms import FedAvg, FedFomo, Local, PFedLA, Scaffold
 from pfedla.client import Setting
 from pfedla.fleet import Answers, SimulatedFleet
 from pfedla.inspection import LATEST, Inspector
@@ -24,6 +24,7 @@ from pfedla.wire import Payload
 from tests.world import METHODS, outcome_of, same, setting, timeless
 
 Change = Callable[[Payload], Payload | None]
+NOTHING: Any = [1, 2]  # that is no tensor
 BAD, ROUND = 2, 3  # the client, and the round in which it sends something strange
 
 
@@ -98,6 +99,30 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "too many": (value(examples=torch.tensor([10**12])), "it claims 1000000000000 examples"),
     "half an example": (value(examples=torch.tensor([0.5])), r"it claims 0\.5 examples"),
     "no value": (lambda upload: upload._replace(values={}), "it lacks the value examples"),
+    "a value of its own": (value(more=torch.ones(1)), "it holds the value more, which others do not send"),
+    "another count": (value(examples=torch.tensor([[3]])), r"it claims \[3\] examples"),
+    "yes": (value(examples=torch.tensor([True])), "it claims True examples"),
+    "an entry of its own": (
+        layers(lambda some: some.update({"fc#more": torch.ones(1, 3)})),
+        "it holds fc#more, which others do not send",
+    ),
+    "an entry of no layer": (
+        layers(lambda some: some.update({"head#more": torch.ones(1, 3)})),
+        "it holds head#more, which it does not say to have sent",
+    ),
+    "another mask": (
+        lambda upload: upload._replace(sent=torch.ones(1, 7, dtype=torch.bool)),
+        r"what it says to have sent is torch\.bool \(1, 7\)",
+    ),
+    "shares of layers": (
+        lambda upload: upload._replace(sent=upload.sent * torch.nan),
+        r"what it says to have sent is torch\.float32",
+    ),
+    "a list": (layers(lambda some: some.__setitem__("fc", NOTHING)), "it cannot be read: "),
+    "long statistics": (
+        layers(lambda some: some["bn#stats"].fill_(-1e9)),
+        r"its stats is .* long, .* times the usual upload",
+    ),
     "long": (scaled(1e5), r"it is .* long, .* times the usual upload"),
 }
 
@@ -168,7 +193,7 @@ def test_what_is_usual_is_learned_from_the_latest_uploads() -> None:
         judged(inspector, 0.01)
     assert judged(inspector, 90.0) == []  # what is long now was not then
     assert judged(inspector, 0.0) == [0]
-    assert inspector.lengths.shape == (LATEST,)
+    assert inspector.lengths[""].shape == (LATEST,)
     assert inspector.refused == 3
 
 
@@ -213,3 +238,48 @@ def test_fedfomos_gains_are_values_and_must_be_finite() -> None:
     assert made.algorithm.uploads("fc1")
     upload = payload(1.0, gains=torch.tensor([[torch.nan]]), examples=torch.tensor([3]))
     assert Inspector().inspect(FedAvg(), {0: upload}).refused == {0: "gains is not finite"}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda rows: rows[:, 1:], r"conv#control is torch\.float32 \(\d+,\), not torch\.float32 \(\d+,\)"),
+        (lambda rows: rows.double(), r"conv#control is torch\.float64 \(\d+,\), not torch\.float32 \(\d+,\)"),
+        (lambda rows: rows + 1e15, "its control is .* long, .* times the usual upload"),
+    ],
+)
+def test_what_a_method_sends_beside_the_model_is_judged_by_the_others(
+    change: Callable[[Tensor], Tensor], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = layers(lambda some: some.update({"conv#control": change(some["conv#control"])}))
+    found = outcome_of(Scaffold(), fleet=lambda made, data: Strange(made, data, bad), participants=4, rounds=5)
+    assert [line["refused_uploads"] for line in found.history] == [0, 1, 1]
+    assert re.search(why, caplog.text)
+
+
+def test_one_upload_alone_is_judged_by_those_before_it() -> None:
+    good = payload(1.0, examples=torch.tensor([3]))
+    strange = [good._replace(values={}), payload(1.0, examples=torch.tensor([3]), more=torch.ones(1))]
+    inspector = Inspector()
+    inspector.inspect(FedAvg(), {0: good})
+    for other in strange:
+        assert inspector.inspect(FedAvg(), {1: other}).accepted == []
+        assert inspector.inspect(FedAvg(), {0: good, 1: other}).accepted == [0]
+    assert inspector.inspect(FedAvg(), {0: good}).accepted == [0]
+    changed = dict.fromkeys(range(3), strange[1])  # the method itself sends more from now on
+    assert inspector.inspect(FedAvg(), changed).accepted == [0, 1, 2]
+    assert inspector.inspect(FedAvg(), {0: strange[1]}).accepted == [0]
+
+
+def test_of_two_the_one_that_counts_its_examples_is_believed() -> None:
+    found = Inspector().inspect(
+        FedAvg(), {0: payload(1.0, x=torch.ones(1)), 1: payload(1.0, examples=torch.ones(1).long())}
+    )
+    assert found == ([1], {0: "it lacks the value examples"})
+
+
+def test_what_is_no_upload_at_all_is_refused() -> None:
+    nothing: Any = 5
+    found = Inspector().inspect(FedAvg(), {0: nothing, 1: payload(1.0)})
+    assert found.accepted == [1]
+    assert found.refused[0].startswith("it cannot be read: ")

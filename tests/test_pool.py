@@ -245,3 +245,12 @@ def test_a_job_waits_for_a_worker_that_accepts_it() -> None:
     assert [[job.client for job in desk.jobs] for desk in desks] == [[], [0, 1]]
     assign(waiting, desks, lambda desk, job: False)
     assert [job.client for job in waiting] == [2, 3]
+
+
+def test_without_memory_to_share_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("unable to allocate shared memory(shm): No space left on device (28)")
+
+    monkeypatch.setattr(torch.Tensor, "share_memory_", full)
+    with pytest.raises(RunError, match=r"no memory to share with workers .*: machine\.workers = 0 needs none"):
+        fleet_of(setting(FedAvg()), data(2), workers=1)

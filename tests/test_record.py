@@ -30,7 +30,7 @@ from pfedla.algorithms.fedavg import SharedModel
 from pfedla.config import Tables
 from pfedla.errors import ConfigError, DataError, RunError
 from pfedla.experiment import federation_of
-from pfedla.record import _locks
+from pfedla.record import _locks, _settle
 from pfedla.rounds import Progress
 from tests.troubled import Faulty
 from tests.world import same, same_result
@@ -492,10 +492,95 @@ def test_a_folder_that_could_not_be_written_is_not_kept(tmp_path: Path, monkeypa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("pfedla.record._write", full)
+        patch.setattr("pfedla.record.write_text", full)
         with pytest.raises(RunError, match=r"cannot write to .*run: No space left on device"):
             RunRecord.create(tmp_path / "run", CONFIG, FACTS)
     RunRecord.create(tmp_path / "run", CONFIG, FACTS).release()
+
+
+def test_of_two_that_begin_at_once_the_slower_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold = RunRecord._hold
+
+    def slowly(record: RunRecord) -> None:
+        monkeypatch.setattr(RunRecord, "_hold", hold)
+        run(out=tmp_path / "run")  # another one is there and done before we have the lock
+        hold(record)
+
+    monkeypatch.setattr(RunRecord, "_hold", slowly)
+    with pytest.raises(RunError, match="already holds a complete run"):
+        run(out=tmp_path / "run")
+    assert RunRecord(tmp_path / "run").complete
+    other = unfinished(tmp_path / "other")
+
+    def late(record: RunRecord) -> None:
+        (other / "summary.json").write_text("{}")
+        hold(record)
+
+    monkeypatch.setattr(RunRecord, "_hold", late)
+    with pytest.raises(RunError, match="is complete"):
+        RunRecord.resume(other)
+    monkeypatch.setattr(RunRecord, "_hold", hold)
+    RunRecord.create(other, CONFIG, FACTS, overwrite=True).release()  # nobody holds it
+
+
+def test_nothing_is_written_into_a_folder_that_took_the_place_of_ours(tmp_path: Path) -> None:
+    record = RunRecord.create(tmp_path / "run", CONFIG, FACTS)
+    (tmp_path / "run").rename(tmp_path / "away")
+    other = RunRecord.create(tmp_path / "run", CONFIG, FACTS)
+    before = {name: (tmp_path / "run" / name).read_bytes() for name in files(tmp_path / "run")}
+    with pytest.raises(RunError, match="another folder has taken its place"):
+        record.append({"round": 1})
+    record.fail(ValueError("x"))
+    assert {name: (tmp_path / "run" / name).read_bytes() for name in files(tmp_path / "run")} == before
+    other.release()
+
+
+def test_a_file_system_without_locks_is_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("pfedla.record.fcntl.flock", unsupported)
+    RunRecord.create(tmp_path / "run", CONFIG, FACTS).release()
+
+
+def test_a_run_that_was_killed_while_it_grew_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The configuration may be ahead of the facts, never behind them."""
+    path, written = unfinished(tmp_path), []
+    monkeypatch.setattr("pfedla.record.write_text", lambda file, _: written.append(file.name))
+    RunRecord.resume(path, "more", settings={}).release()
+    assert written == ["writer.json", "config.toml", "run.json"]
+
+
+def test_a_resume_that_cannot_write_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = unfinished(tmp_path)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pfedla.record.write_text", full)
+        with pytest.raises(RunError, match=r"cannot write to .*: No space left on device"):
+            RunRecord.resume(path, "more")
+    RunRecord.resume(path).release()
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "a\0b"])
+def test_a_folder_that_cannot_have_its_name_is_one_line(name: str, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="cannot write to"):
+        run(out=tmp_path / name)
+
+
+def test_results_are_on_disk_before_the_summary_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settled: list[str] = []
+
+    def seen(file: Path) -> None:
+        assert not (tmp_path / "run" / "summary.json").exists()
+        settled.append(file.name)
+        _settle(file)
+
+    monkeypatch.setattr("pfedla.record._settle", seen)
+    run(out=tmp_path / "run")
+    assert {"ledger.npz", "metrics.jsonl", "0.safetensors", "1.safetensors"} <= set(settled)
 
 
 def test_where_there_are_no_locks_runs_are_written_all_the_same(
@@ -517,7 +602,7 @@ def test_a_new_run_has_its_configuration(tmp_path: Path) -> None:
     record = RunRecord.unfinished(path)
     assert record.exists
     assert not record.complete
-    assert record.facts() == FACTS | {"format": 1, "id": record.facts()["id"]}
+    assert record.facts() == FACTS | {"format": 2, "id": record.facts()["id"]}
 
 
 def test_an_unfinished_run_is_not_overwritten(tmp_path: Path) -> None:
@@ -655,6 +740,10 @@ def test_a_client_that_did_not_answer_at_the_end_has_no_model(tmp_path: Path) ->
         ("run.json", None, "damaged or of an earlier version: nothing tells its names, outputs, shape"),
         ("metrics.jsonl", b"\xff\xfe", "cannot read .*metrics.jsonl"),
         ("metrics.jsonl", b'{"round": 1, \n{"round": 2}\n', "cannot read .*metrics.jsonl"),
+        ("metrics.jsonl", b"1\n2\n", "cannot read .*metrics.jsonl: it holds other things"),
+        ("metrics.jsonl", b"[" * 100_000, "cannot read .*metrics.jsonl: maximum recursion"),
+        ("summary.json", b"[" * 100_000, "cannot read .*summary.json: maximum recursion"),
+        ("run.json", b'{"shape": 4, "names": "x", "outputs": 3}', "nothing tells its names, shape"),
         ("ledger.npz", None, "cannot read .*ledger.npz"),
         ("ledger.npz", b"", "cannot read .*ledger.npz"),
         ("ledger.npz", b"text", "cannot read .*ledger.npz"),

@@ -178,7 +178,7 @@ def test_a_checkpoint_comes_back_to_the_bit(tmp_path: Path) -> None:
     history, diagnostics = [{"round": 1}], {1: {"alpha": np.eye(2, dtype=np.float32)}}
     record = create(tmp_path / "run")
     record.append(history[0])
-    snapshot = Snapshot(3, state, clients, ledger, history, diagnostics, 1.5, torch.arange(5.0).double(), 2)
+    snapshot = Snapshot(3, state, clients, ledger, history, diagnostics, 1.5, {"": torch.arange(5.0).double()}, {}, 2)
     for _ in range(2):  # the second time over the file that the first was read from
         record.checkpoint(snapshot)
         found = record.restore(state, clients)
@@ -186,7 +186,7 @@ def test_a_checkpoint_comes_back_to_the_bit(tmp_path: Path) -> None:
         same((found.state, found.clients), (state, clients))
         assert torch.equal(found.state[0].view(torch.int32), strange.view(torch.int32))
         assert (found.t, found.history, found.seconds, found.refused) == (3, history, 1.5, 2)
-        assert found.lengths.tolist() == [0, 1, 2, 3, 4]
+        assert found.lengths[""].tolist() == [0, 1, 2, 3, 4]
         assert list(found.diagnostics) == [1]
         assert np.array_equal(found.diagnostics[1]["alpha"], diagnostics[1]["alpha"])
         assert set(found.ledger.arrays()) == set(ledger.arrays())
@@ -235,7 +235,7 @@ def test_a_damaged_checkpoint_is_left_for_the_one_before_it(
         case "another run":
             latest.write_bytes((stopped(tmp_path / "other").path / "checkpoint.safetensors").read_bytes())
         case _:
-            latest.write_bytes(latest.read_bytes().replace(b'\\"format\\": 1', b'\\"format\\": 7'))
+            latest.write_bytes(latest.read_bytes().replace(b'\\"format\\": 2', b'\\"format\\": 7'))
     seen: list[int] = []
     same_outcome(outcome_of(PFedLA(), record, lambda progress: seen.append(progress.t)), outcome_of(PFedLA()))
     assert seen == [3, 4, 5, 6]

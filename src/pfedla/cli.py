@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import os
 import re
 import shlex
 import signal
@@ -378,10 +379,23 @@ def main() -> None:
         sys.exit(2)
     except (KeyboardInterrupt, click.Abort) as stopped:
         sys.exit(128 + (stopped.number if isinstance(stopped, Stopped) else signal.SIGINT))
+    except BrokenPipeError:  # nobody reads on, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + 13)
     except PfedlaError as error:
-        Console(stderr=True).print("error:", style="bold red", end=" ")
-        Console(stderr=True).print(_with_options(str(error)), markup=False, highlight=False, soft_wrap=True)
+        _complain(_with_options(str(error)))
         sys.exit(2 if isinstance(error, ConfigError) else 1)
+    except OSError as error:  # of a place that was named, and that no part of ours looked after
+        _complain(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
+        sys.exit(1)
+    except MemoryError as error:
+        _complain(f"out of memory{f': {error}' if str(error) else ''}")
+        sys.exit(1)
+
+
+def _complain(text: str) -> None:
+    Console(stderr=True).print("error:", style="bold red", end=" ")
+    Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _say(what: Table | str) -> None:

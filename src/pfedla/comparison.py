@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -85,6 +87,7 @@ def compare(
         raise ConfigError(f"named twice: {', '.join(sorted(twice))}")
     plan = {seed: {v.label: _experiment(base, v, seed) for v in variants} for seed in seeds}
     done: dict[str, list[dict[str, Any]]] = {label: [] for label in labels}
+    _check_places(out, results)
     collected = {} if results is None or overwrite else _collected(results)
     for seed, experiments in plan.items():
         federation: Federation | None = None
@@ -110,6 +113,8 @@ def compare(
                         f"{path} holds a run with another configuration: choose another folder (out), or overwrite it"
                     )
                 if record.complete and not longer:
+                    if "settings" in record.summary() and not _same(record.summary(), experiment):
+                        raise RunError(f"{path} holds figures of other settings than its configuration: overwrite it")
                     tell(f"{path} is complete: kept (overwrite it to run it anew)")
                     done[label].append(record.summary())
                     _write(out, done, results)
@@ -141,9 +146,9 @@ def read_comparison(path: Path) -> list[dict[str, Any]]:
     """Read the summaries that a comparison wrote, each with its label."""
     try:
         flat = json.loads(path.read_text())
-        if not flat or not all(isinstance(summary["label"], str) and "seed" in summary for summary in flat):
+        if not flat or not all(isinstance(run["label"], str) and isinstance(run["seed"], int) for run in flat):
             raise ValueError("it holds no runs")
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise RunError(f"{path} is no comparison that pfedla compare wrote: {error}") from error
     return list(flat)
 
@@ -151,15 +156,32 @@ def read_comparison(path: Path) -> list[dict[str, Any]]:
 def _write(out: Path, done: dict[str, list[dict[str, Any]]], results: Path | None) -> None:
     """Write what is done so far, method by method, and add it to the results."""
     found = listed(list(done.items()))
-    out.mkdir(parents=True, exist_ok=True)
-    write_text(out / COMPARISON, _lines(found))
+    with _writing(out / COMPARISON):
+        write_text(out / COMPARISON, _lines(found))
     if results is not None:
-        results.parent.mkdir(parents=True, exist_ok=True)
-        with locked(results.parent):
+        with _writing(results):
             all_of_them = _collected(results) | {(summary["label"], summary["seed"]): summary for summary in found}
             labels = list(dict.fromkeys(label for label, _ in all_of_them))
             ordered = sorted(all_of_them, key=lambda key: (labels.index(key[0]), key[1]))
             write_text(results, _lines(all_of_them[key] for key in ordered))
+
+
+@contextmanager
+def _writing(file: Path) -> Iterator[None]:
+    """Have others wait who want to write this file, and say in one sentence if it cannot be written."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with locked(file.parent):
+            yield
+    except OSError as error:
+        raise RunError(f"cannot write {file}: {error.strerror}") from None
+
+
+def _check_places(out: Path, results: Path | None) -> None:
+    """Find out before any work whether figures can be written."""
+    for file in (out / COMPARISON, *([results] if results else [])):
+        with _writing(file), tempfile.TemporaryFile(dir=file.parent):
+            pass
 
 
 def _lines(summaries: Iterable[dict[str, Any]]) -> str:

@@ -161,7 +161,7 @@ def read_tables(path: Path) -> Tables:
         tables, moved = _modernized(tomllib.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise ConfigError(f"there is no configuration file {path}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read as TOML: {error}") from None
     if moved:
         log.warning("%s is of an earlier version; these settings have moved: %s", path, ", ".join(moved))
@@ -233,7 +233,7 @@ def parse_value(text: str) -> Any:
     """Read a TOML value; what is none is taken as a string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 

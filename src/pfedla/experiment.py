@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
-import logging
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -37,7 +37,6 @@ from pfedla.version import __version__, commit
 
 __all__ = ["experiment_of", "federation_of", "load", "prepare", "resume", "run", "run_experiment"]
 
-log = logging.getLogger("pfedla")
 ROUNDS = "schedule.rounds"
 PYTHON = "python"  # the model of a run whose model and data came from Python
 
@@ -101,7 +100,8 @@ def load(path: Path | str, model: Callable[[], nn.Module] | nn.Module | None = N
     if not record.complete:
         raise RunError(f"{record.path} holds no complete run")
     facts, template, groups = record.facts(), None, None
-    if missing := {"names", "shape", "outputs"} - facts.keys():
+    kinds = {"names": list, "shape": list, "outputs": int}
+    if missing := {name for name, kind in kinds.items() if not isinstance(facts.get(name), kind)}:
         raise RunError(
             f"{record.path} is damaged or of an earlier version: nothing tells its {', '.join(sorted(missing))}"
         )
@@ -290,7 +290,7 @@ def experiment_of(path: Path | str, rounds: int | None = None) -> Experiment:
 
 def _refuse_changes(path: Path | str, known: dict[str, Any], experiment: Experiment, where: str) -> None:
     """Refuse settings other than those that a run was started with, but for more rounds."""
-    before, now = _flat(known.get("settings", {})), _flat(json.loads(_settings(experiment)))
+    before, now = _flat(known.get("settings")), _flat(json.loads(_settings(experiment)))
     changed = [key for key in sorted(before.keys() | now) if before.get(key) != now.get(key)]
     if _longer(known, experiment):
         changed.remove(ROUNDS)
@@ -300,17 +300,17 @@ def _refuse_changes(path: Path | str, known: dict[str, Any], experiment: Experim
 
 
 def _longer(known: dict[str, Any], experiment: Experiment) -> bool:
-    rounds: int = known.get("settings", {}).get("schedule", {}).get("rounds", 0)
-    return experiment.schedule.rounds > rounds
+    rounds = _flat(known.get("settings")).get(ROUNDS)
+    return isinstance(rounds, int) and experiment.schedule.rounds > rounds
 
 
 def _reopened(path: Path | str, experiment: Experiment, federation: Federation) -> RunRecord:
     """Open a run's record to continue it, if its data are still the same."""
-    known = RunRecord(path).facts()
-    if known.get("data") != federation.fingerprint():
+    known, data = RunRecord(path).facts(), federation.fingerprint()
+    if known.get("data") != data:
         raise RunError(f"the run in {path} was started with other data: they have changed since")
-    if known.get("version") != __version__:
-        log.warning("the run in %s was started by version %s, this is %s", path, known.get("version"), __version__)
+    if known.get("fingerprint") != _fingerprint(experiment, data):
+        raise RunError(f"the run in {path} was started with other settings or data than it has now")
     if not _longer(known, experiment):
         return RunRecord.resume(path)
     return RunRecord.resume(path, experiment.toml(), settings=json.loads(_settings(experiment)))
@@ -321,14 +321,25 @@ def _settings(experiment: Experiment) -> str:
     return json.dumps(experiment.decisive(), sort_keys=True, default=str)
 
 
-def _flat(tables: dict[str, Any]) -> dict[str, Any]:
-    return {f"{section}.{key}": value for section, table in tables.items() for key, value in table.items()}
+def _fingerprint(experiment: Experiment, data: str) -> str:
+    """Return a checksum of all that decides a run, with that of its data, but for its rounds, which may grow."""
+    decisive = {key: value for key, value in _flat(json.loads(_settings(experiment))).items() if key != ROUNDS}
+    return hashlib.sha256(json.dumps([decisive, data], sort_keys=True).encode()).hexdigest()
+
+
+def _flat(tables: Any) -> dict[str, Any]:
+    """Return settings by their full names, as far as these are tables of settings."""
+    sections = tables.items() if isinstance(tables, dict) else ()
+    found = {section: table for section, table in sections if isinstance(table, dict)}
+    return {f"{section}.{key}": value for section, table in found.items() for key, value in table.items()}
 
 
 def _facts(experiment: Experiment, federation: Federation, layers: Groups | None = None) -> dict[str, Any]:
     """Return what is known from the start beside the configuration, as JSON gives it back."""
+    data = federation.fingerprint()
     facts = {
         "version": __version__,
+        "commit": commit(),
         "model": experiment.model.name,
         "layers": layers if layers is not None else experiment.model.layers,
         "names": list(federation.names),
@@ -337,7 +348,8 @@ def _facts(experiment: Experiment, federation: Federation, layers: Groups | None
         "classes": list(federation.classes),
         "samples": [[len(part) for part in samples] for samples in federation.data.values()],
         "settings": json.loads(_settings(experiment)),
-        "data": federation.fingerprint(),
+        "data": data,
+        "fingerprint": _fingerprint(experiment, data),
     }
     known: dict[str, Any] = json.loads(json.dumps(facts))
     return known

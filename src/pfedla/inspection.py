@@ -1,8 +1,9 @@
 """Every upload is looked at before it touches the server's state.
 
 An upload is refused, and its client absent from the round, if it cannot be unpacked, lacks a layer or a value that it
-must have, has another shape or type than the model, is not finite, claims an impossible number of examples, or is
-absurdly long: a hundred times the median of the latest uploads.
+must have, holds one that nobody else sends, has another shape or type than the model or the others' uploads, is not
+finite, claims an impossible number of examples, or is absurdly long: a hundred times the median of the latest uploads.
+Running statistics, which go by the square of the data, may be ten thousand times as long.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pfedla.algorithm import Algorithm
-from pfedla.layers import STATS, LayerSpec, kind_of, layer_of
+from pfedla.layers import STATS, LayerSpec, entry, kind_of, layer_of
 from pfedla.wire import EXAMPLES, Payload, unpack
 
 __all__ = ["Inspected", "Inspector"]
@@ -38,7 +39,8 @@ class Inspector:
 
     def __init__(self, spec: LayerSpec | None = None) -> None:
         self._spec = spec
-        self.lengths = torch.full((LATEST,), torch.nan, dtype=torch.float64)  # of the latest uploads, the newest first
+        self.lengths: dict[str, Tensor] = {}  # {kind of entry: lengths of the latest uploads, the newest first}
+        self.usual: dict[str, str] = {}  # what the latest uploads held, and in which form
         self.refused = 0  # so far
 
     def inspect(self, algorithm: Algorithm[Any], packed: Mapping[int, Payload]) -> Inspected:
@@ -47,38 +49,46 @@ class Inspector:
         refused: dict[int, str] = {}
         for client, row in packed.items():
             try:
-                uploads[client] = unpack(row)
+                upload = unpack(row)
             except Exception as error:  # whatever a stranger sent
                 refused[client] = f"it cannot be unpacked: {error}"
-        entries = _usual(upload.layers.keys() for upload in uploads.values())
-        values = _usual(upload.values.keys() for upload in uploads.values())
-        lengths: dict[int, float] = {}
-        for client, upload in uploads.items():
-            if fault := self._fault(algorithm, upload, entries, values):
+                continue
+            if fault := self._fault(algorithm, upload):
                 refused[client] = fault
             else:
-                lengths[client] = float(_length(upload))
-        known = torch.tensor([length for length in lengths.values() if length > 0], dtype=torch.float64)
-        usual = torch.cat([known, self.lengths[~self.lengths.isnan()]])
-        most = LONGEST * float(usual.median()) if len(usual) >= FEW else torch.inf
-        for client, length in lengths.items():
-            if not length <= most:
-                refused[client] = f"it is {length:.3g} long, {length / most * LONGEST:.3g} times the usual upload"
+                uploads[client] = upload
+        outlines = {client: _outline(upload) for client, upload in uploads.items()}
+        usual = self._agreed(list(outlines.values()))
+        for client, outline in outlines.items():
+            if fault := _unusual(algorithm, uploads[client], outline, usual):
+                refused[client] = fault
+        lengths = {client: _lengths(upload) for client, upload in uploads.items() if client not in refused}
+        for kind in sorted({kind for found in lengths.values() for kind in found}):
+            refused |= self._too_long(kind, {client: found[kind] for client, found in lengths.items() if kind in found})
         accepted = [client for client in packed if client not in refused]
-        latest = torch.tensor([lengths[client] for client in accepted if lengths[client] > 0], dtype=torch.float64)
-        self.lengths = torch.cat([latest.flip(0), self.lengths])[:LATEST]
+        for kind in {kind for client in accepted for kind in lengths[client]}:
+            found = [lengths[client].get(kind, 0.0) for client in accepted]
+            latest = torch.tensor([length for length in found if length > 0], dtype=torch.float64)
+            self.lengths[kind] = torch.cat([latest.flip(0), self._latest(kind)])[:LATEST]
+        if accepted:
+            self.usual = usual
         self.refused += len(refused)
         return Inspected(accepted, dict(sorted(refused.items())))
 
-    def _fault(self, algorithm: Algorithm[Any], upload: Payload, entries: set[str], values: set[str]) -> str | None:
-        """Return what is wrong with an upload, None if nothing is."""
+    def _fault(self, algorithm: Algorithm[Any], upload: Payload) -> str | None:
+        """Return what is wrong with an upload, whatever others sent; None if nothing is."""
+        try:
+            return self._misfit(algorithm, upload)
+        except Exception as error:  # a stranger's upload need not even be one
+            return f"it cannot be read: {error}"
+
+    def _misfit(self, algorithm: Algorithm[Any], upload: Payload) -> str | None:
         if self._spec and upload.names != self._spec.names:
             return "it is of another model"
+        if upload.sent.dtype != torch.bool or upload.sent.shape != (1, len(upload.names)):
+            return f"what it says to have sent is {upload.sent.dtype} {tuple(upload.sent.shape)}"
         sent = {name for name, yes in zip(upload.names, upload.sent[0].tolist(), strict=True) if yes}
-        missing = [name for name in upload.names if algorithm.uploads(name) and name not in sent]
-        missing += [key for key in entries if layer_of(key) in sent and key not in upload.layers]
-        missing += [f"the value {name}" for name in values if name not in upload.values]
-        if missing:
+        if missing := [name for name in upload.names if algorithm.uploads(name) and name not in sent]:
             return f"it lacks {', '.join(sorted(missing)[:3])}"
         for key, rows in upload.layers.items():
             expected = self._width(key)
@@ -86,12 +96,15 @@ class Inspector:
                 return f"{key} has the shape {tuple(rows.shape[1:])}, not ({expected},)"
             if self._spec and expected is not None and rows.dtype != self._spec.dtype:
                 return f"{key} is {rows.dtype}, not {self._spec.dtype}"
+            if layer_of(key) not in sent:
+                return f"it holds {key}, which it does not say to have sent"
         for key, rows in [*upload.layers.items(), *upload.values.items()]:
             if rows.is_floating_point() and not torch.isfinite(torch.linalg.vector_norm(rows)):
                 return f"{key} is not finite"
         if EXAMPLES in upload.values:
             count = upload.examples
-            if count.is_floating_point() or count.shape != (1,) or not 1 <= int(count) <= MOST_EXAMPLES:
+            whole = not count.is_floating_point() and count.dtype != torch.bool
+            if not whole or count.shape != (1,) or not 1 <= int(count) <= MOST_EXAMPLES:
                 return f"it claims {count[0].tolist() if count.dim() else count.tolist()} examples"
         return None
 
@@ -102,15 +115,67 @@ class Inspector:
         slots = self._spec.slots.get(key)
         return slots[-1].stop if slots else -1
 
+    def _agreed(self, outlines: list[dict[str, str]]) -> dict[str, str]:
+        """Return what most uploads hold, and in which form; the latest before them have a vote, and the casting one."""
+        counted = [outline for outline in outlines if entry("", EXAMPLES) in outline]  # what nearly all methods send
+        outlines = counted if 2 * len(counted) >= len(outlines) else outlines
+        voices = [self.usual, *outlines] if self.usual else outlines
+        forms: dict[str, Counter[str]] = {}
+        for voice in voices:
+            for key, form in voice.items():
+                forms.setdefault(key, Counter())[form] += 1
+        agreed = {}
+        for key, found in forms.items():
+            majority = 2 * found.total() - len(voices)
+            if majority > 0 or (majority == 0 and (key in self.usual or not self.usual)):
+                agreed[key] = found.most_common(1)[0][0]
+        return agreed
 
-def _usual(names: Any) -> set[str]:
-    """Return the names that more than half of the uploads have."""
-    found = [set(some) for some in names]
-    count = Counter(name for some in found for name in some)
-    return {name for name, times in count.items() if 2 * times > len(found)}
+    def _too_long(self, kind: str, lengths: dict[int, float]) -> dict[int, str]:
+        """Return whose entries of a kind are absurdly long."""
+        known = torch.tensor([length for length in lengths.values() if length > 0], dtype=torch.float64)
+        usual = torch.cat([known, self._latest(kind)])
+        if len(usual) < FEW:
+            return {}
+        median = float(usual.median())
+        most = median * (LONGEST**2 if kind == STATS else LONGEST)
+        name = f"its {kind}" if kind else "it"
+        return {
+            client: f"{name} is {length:.3g} long, {length / median:.3g} times the usual upload"
+            for client, length in lengths.items()
+            if not length <= most
+        }
+
+    def _latest(self, kind: str) -> Tensor:
+        return self.lengths.get(kind, torch.zeros(0, dtype=torch.float64))
 
 
-def _length(upload: Payload) -> Tensor:
-    """Return the Euclidean length of all layers together."""
-    parts = [torch.linalg.vector_norm(rows) for key, rows in upload.layers.items() if not kind_of(key)]
-    return torch.linalg.vector_norm(torch.stack(parts).double()) if parts else torch.tensor(0.0)
+def _outline(upload: Payload) -> dict[str, str]:
+    """Return the form of everything that an upload holds: type and shape of each row, values as `"#name"`."""
+    found = upload.layers | {entry("", name): value for name, value in upload.values.items()}
+    return {key: f"{rows.dtype} {tuple(rows.shape[1:])}" for key, rows in found.items()}
+
+
+def _unusual(algorithm: Algorithm[Any], upload: Payload, outline: dict[str, str], usual: dict[str, str]) -> str | None:
+    """Return in what an upload differs from the usual; None if in nothing."""
+    sent = {name for name, yes in zip(upload.names, upload.sent[0].tolist(), strict=True) if yes}
+    names = {key: key if layer_of(key) else f"the value {kind_of(key)}" for key in outline.keys() | usual}
+    lacks = [names[key] for key in usual.keys() - outline if not layer_of(key) or layer_of(key) in sent]
+    if lacks:
+        return f"it lacks {', '.join(sorted(lacks)[:3])}"
+    kinds = {kind_of(key) for key in usual if layer_of(key)}
+    for key, form in sorted(outline.items()):
+        layer = layer_of(key)
+        if key in usual and form != usual[key]:
+            return f"{names[key]} is {form}, not {usual[key]}"
+        if key not in usual and not (layer and kind_of(key) in kinds and algorithm.shares(layer)):
+            return f"it holds {names[key]}, which others do not send"
+    return None
+
+
+def _lengths(upload: Payload) -> dict[str, float]:
+    """Return the Euclidean length of all entries of a kind together."""
+    parts: dict[str, list[Tensor]] = {}
+    for key, rows in upload.layers.items():
+        parts.setdefault(kind_of(key), []).append(torch.linalg.vector_norm(rows.double()))
+    return {kind: float(torch.linalg.vector_norm(torch.stack(found))) for kind, found in parts.items()}

@@ -171,7 +171,12 @@ class _Process:
         size = _aligned(
             min(4 * self._message + 2**16, SLOT_BYTES, _shared_memory())
         )  # some methods send several models
-        jobs, answers = (torch.empty(DEPTH, size, dtype=torch.uint8).share_memory_() for _ in range(2))
+        try:
+            jobs, answers = (torch.empty(DEPTH, size, dtype=torch.uint8).share_memory_() for _ in range(2))
+        except RuntimeError as error:
+            raise RunError(
+                f"there is no memory to share with workers ({error}): machine.workers = 0 needs none"
+            ) from None
         self.channel = _Channel(ours, jobs, answers)
         self.process: BaseProcess = context.Process(
             target=_serve,

@@ -26,6 +26,7 @@ import shutil
 import socket
 import uuid
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -42,6 +43,7 @@ from pfedla.errors import RunError
 from pfedla.layers import Layers, LayerSpec
 from pfedla.ledger import Ledger
 from pfedla.result import Result
+from pfedla.version import code
 
 fcntl: Any
 try:
@@ -57,7 +59,7 @@ CHECKPOINTS = "checkpoint.safetensors", "checkpoint-before.safetensors"  # the l
 MODELS, PICTURES = "models", ("weights.png", "retained.png")
 WRITER = "writer.json"  # who writes here now
 OURS = {CONFIG, FACTS, METRICS, SUMMARY, LEDGER, DIAGNOSTICS, ERROR, WRITER, MODELS, *CHECKPOINTS, *PICTURES}
-FORMAT = 1  # of what lies here: a run is resumed only if it is the same
+FORMAT = 2  # of what lies here: a run is resumed only if it is the same
 ROUND, LAYERS = "round", "layers"  # beside a method's own names in the diagnostics
 
 log = logging.getLogger("pfedla")
@@ -76,7 +78,8 @@ class Snapshot(NamedTuple):
     history: list[dict[str, Any]]
     diagnostics: dict[int, dict[str, np.ndarray]]
     seconds: float
-    lengths: Tensor  # of the latest uploads
+    lengths: dict[str, Tensor]  # of the latest uploads, by kind of entry
+    usual: dict[str, str]  # what they held
     refused: int  # uploads so far
 
 
@@ -97,25 +100,34 @@ class RunRecord:
         """Make a new run's folder; one that holds a run already is refused unless `overwrite` is set."""
         record = cls(path)
         path = record.path
-        if path.exists() and not path.is_dir():
-            raise RunError(f"{path} is a file: choose another folder (out)")
-        if record.exists:
-            if not overwrite:
-                kind, go_on = ("a complete", "") if record.complete else ("an unfinished", ", resume it")
-                raise RunError(f"{path} already holds {kind} run: choose another folder (out){go_on}, or overwrite it")
-        elif path.is_dir() and any(file.name.removesuffix(".part") not in OURS for file in path.iterdir()):
-            raise RunError(f"{path} is not empty and holds no run: choose another folder (out)")
         try:
+            record._refuse_to_create(overwrite)
             path.mkdir(parents=True, exist_ok=True)
             record._hold()
+            record._refuse_to_create(overwrite)  # somebody may have been faster
             record._clear()
             known = {"format": FORMAT, "id": uuid.uuid4().hex, **facts}
             write_text(path / FACTS, json.dumps(known, indent=2) + "\n")
             write_text(path / CONFIG, config)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             record.release()
-            raise RunError(f"cannot write to {path}: {error.strerror}") from None
+            raise RunError(f"cannot write to {path}: {_why(error)}") from None
+        except RunError:
+            record.release()
+            raise
         return record
+
+    def _refuse_to_create(self, overwrite: bool) -> None:
+        """Refuse to make a new run of what is a file, another run, or a folder of other things."""
+        path = self.path
+        if path.exists() and not path.is_dir():
+            raise RunError(f"{path} is a file: choose another folder (out)")
+        if self.exists:
+            if not overwrite:
+                kind, go_on = ("a complete", "") if self.complete else ("an unfinished", ", resume it")
+                raise RunError(f"{path} already holds {kind} run: choose another folder (out){go_on}, or overwrite it")
+        elif path.is_dir() and any(file.name.removesuffix(".part") not in OURS for file in path.iterdir()):
+            raise RunError(f"{path} is not empty and holds no run: choose another folder (out)")
 
     @classmethod
     def unfinished(cls, path: Path | str, *, longer: bool = False) -> RunRecord:
@@ -141,12 +153,18 @@ class RunRecord:
         to be made longer; `facts` are then noted beside it.
         """
         record = cls.unfinished(path, longer=config is not None)
-        record._hold()
-        if config is not None:
-            (record.path / SUMMARY).unlink(missing_ok=True)
-            write_text(record.path / FACTS, json.dumps(record.facts() | facts, indent=2) + "\n")
-            write_text(record.path / CONFIG, config)
-        (record.path / ERROR).unlink(missing_ok=True)
+        try:
+            with record._writing():
+                record._hold()
+                cls.unfinished(path, longer=config is not None)  # somebody may have been faster
+                if config is not None:  # the configuration before the facts: one that is ahead can still be resumed
+                    (record.path / SUMMARY).unlink(missing_ok=True)
+                    write_text(record.path / CONFIG, config)
+                    write_text(record.path / FACTS, json.dumps(record.facts() | facts, indent=2) + "\n")
+                (record.path / ERROR).unlink(missing_ok=True)
+        except RunError:
+            record.release()
+            raise
         return record
 
     def append(self, record: dict[str, Any]) -> None:
@@ -170,21 +188,25 @@ class RunRecord:
             "history": history,
             "lengths": snapshot.lengths,
         }
-        tensors = tree.flatten(value)
+        tensors, known = tree.flatten(value), self.facts()
         facts = {
             "format": FORMAT,
-            "run": self.facts().get("id"),
+            "run": known.get("id"),
+            "fingerprint": known.get("fingerprint"),
+            "code": code(),
             "t": snapshot.t,
             "seconds": snapshot.seconds,
             "refused": snapshot.refused,
+            "usual": snapshot.usual,
             "layers": list(snapshot.ledger.layers),
             "checksums": {name: tensorfile.checksum(tensor) for name, tensor in tensors.items()},
         }
+        text = json.dumps(facts)
         path, before = (self.path / name for name in CHECKPOINTS)
         part = path.with_name(path.name + ".part")
         with self._writing(part):
             with part.open("wb") as file:
-                tensorfile.write(file, tensors, {"facts": json.dumps(facts)})
+                tensorfile.write(file, tensors, {"facts": text, "checksum": _checksum_of(text)})
                 file.flush()
                 os.fsync(file.fileno())
             if path.exists():
@@ -208,46 +230,57 @@ class RunRecord:
                 continue
             for why in damaged:
                 log.warning("%s. The checkpoint before it is used, of round %d", why, found.t)
-            with self._writing():
-                write_text(self.path / METRICS, "".join(json.dumps(record) + "\n" for record in found.history))
+            self.rewrite(found.history)
             return found
         if damaged:
             raise RunError(f"{'; '.join(damaged)}. No whole checkpoint is left: run it anew")
-        (self.path / METRICS).unlink(missing_ok=True)
+        with self._writing():
+            (self.path / METRICS).unlink(missing_ok=True)
         return None
+
+    def rewrite(self, history: list[dict[str, Any]]) -> None:
+        """Have the metrics hold these lines and no others."""
+        with self._writing():
+            write_text(self.path / METRICS, "".join(json.dumps(record) + "\n" for record in history))
 
     def _restored(self, path: Path, state: Any, clients: Any) -> Snapshot:
         """Read a checkpoint of this run; refuse one of another run or version, and one that is damaged."""
+        known = self.facts()
         try:
             with safe_open(path, "pt") as file:
-                facts = json.loads(file.metadata()["facts"])
-                version, run, checksums = facts["format"], facts["run"], dict(facts["checksums"])
-            if (version, run) != (FORMAT, self.facts().get("id")):
+                metadata = file.metadata()
+            if metadata["checksum"] != _checksum_of(metadata["facts"]):
+                raise RunError(f"{path} is damaged: what it tells of itself is not what was written")
+            facts = json.loads(metadata["facts"])
+            of = facts["format"], facts["run"], facts["fingerprint"]
+            if of != (FORMAT, known.get("id"), known.get("fingerprint")):
                 raise RunError(f"{path} is the checkpoint of another run")
-            tensors = load_file(path)
+            tensors, checksums = load_file(path), dict(facts["checksums"])
             wrong = {name for name in tensors.keys() | checksums if _checksum(tensors, name) != checksums.get(name)}
             if wrong:
                 raise RunError(f"{path} is damaged: {', '.join(sorted(wrong)[:3])} is not what was written")
-            history: list[dict[str, Any]] = json.loads(tensors["history"].numpy().tobytes())
-        except (SafetensorError, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
-            raise RunError(f"cannot read {path}: {error!r}") from error
-        diagnostics: dict[int, dict[str, np.ndarray]] = {}
-        for key, tensor in tensors.items():
-            if key.startswith("diagnostics/"):
-                _, t, name = key.split("/", 2)
+            diagnostics: dict[int, dict[str, np.ndarray]] = {}
+            for key, tensor in _under("diagnostics", tensors).items():
+                t, _, name = key.partition("/")
                 diagnostics.setdefault(int(t), {})[name] = tensor.numpy()
-        ledger = {k.removeprefix("ledger/"): x.numpy() for k, x in tensors.items() if k.startswith("ledger/")}
-        return Snapshot(
-            t=facts["t"],
-            state=tree.restore(state, tensors, "state"),
-            clients=tree.restore(clients, tensors, "clients"),
-            ledger=Ledger.of({**ledger, "layers": np.array(facts["layers"])}),
-            history=history,
-            diagnostics=dict(sorted(diagnostics.items())),
-            seconds=facts["seconds"],
-            lengths=tensors["lengths"].clone(),
-            refused=facts["refused"],
-        )
+            ledger = {key: tensor.numpy() for key, tensor in _under("ledger", tensors).items()}
+            snapshot = Snapshot(
+                t=int(facts["t"]),
+                state=tree.restore(state, tensors, "state"),
+                clients=tree.restore(clients, tensors, "clients"),
+                ledger=Ledger.of({**ledger, "layers": np.array(facts["layers"])}),
+                history=_tables(json.loads(tensors["history"].numpy().tobytes())),
+                diagnostics=dict(sorted(diagnostics.items())),
+                seconds=float(facts["seconds"]),
+                lengths={kind: tensor.clone() for kind, tensor in _under("lengths", tensors).items()},
+                usual=dict(facts["usual"]),
+                refused=int(facts["refused"]),
+            )
+        except (SafetensorError, OSError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise RunError(f"cannot read {path}: {error!r}") from error
+        if facts["code"] != code():
+            log.warning("%s was written by version %s, this is %s", path, facts["code"], code())
+        return snapshot
 
     def finish(self, result: Result, *, resumable: bool = False) -> None:
         """Write the results; the summary comes last, so that a folder with it is complete.
@@ -267,6 +300,11 @@ class RunRecord:
         for client in result.with_models:
             contiguous = {key: tensor.contiguous() for key, tensor in result.model(client).state_dict().items()}
             save_file(contiguous, self._model(client))
+            _settle(self._model(client))
+        for name in (LEDGER, DIAGNOSTICS, METRICS):
+            if (self.path / name).exists():
+                _settle(self.path / name)
+        _sync(self.path / MODELS)
         write_text(self.path / SUMMARY, json.dumps(result.summary, indent=2) + "\n")
         for name in CHECKPOINTS[1 if resumable else 0 :]:
             (self.path / name).unlink(missing_ok=True)
@@ -275,25 +313,27 @@ class RunRecord:
     def _writing(self, part: Path | None = None) -> Iterator[None]:
         """Say in one sentence that something cannot be written; half a file is removed."""
         try:
+            if self._lock is not None and not os.path.samestat(os.fstat(self._lock), self.path.stat()):
+                raise RunError(f"cannot write to {self.path}: another folder has taken its place")
             yield
         except (OSError, SafetensorError) as error:
             if part:
                 with suppress(OSError):
                     part.unlink(missing_ok=True)
-            why = error.strerror if isinstance(error, OSError) else error
-            raise RunError(f"cannot write to {self.path}: {why}") from error
+            raise RunError(f"cannot write to {self.path}: {_why(error)}") from error
 
     def fail(self, error: BaseException) -> None:
         """Note why the run ended, if it is not because somebody stopped it."""
         if not isinstance(error, KeyboardInterrupt):
-            with suppress(OSError):
+            with suppress(RunError), self._writing():
                 write_text(self.path / ERROR, f"{str(error) or type(error).__name__}\n")
         self.release()
 
     def release(self) -> None:
         """Let other processes write."""
         if self._lock is not None:
-            (self.path / WRITER).unlink(missing_ok=True)
+            with suppress(RunError), self._writing():
+                (self.path / WRITER).unlink(missing_ok=True)
             fcntl.flock(self._lock, fcntl.LOCK_UN)
             _locks.discard(self._lock)
             os.close(self._lock)
@@ -346,11 +386,11 @@ class RunRecord:
         try:
             lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
             whole = [json.loads(line) for line in lines[:-1]]
-        except (OSError, ValueError) as error:
+            with suppress(ValueError):
+                whole += [json.loads(line) for line in lines[-1:]]
+            return _tables(whole)
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise RunError(f"cannot read {path}: {error}") from error
-        with suppress(ValueError):
-            whole += [json.loads(line) for line in lines[-1:]]
-        return whole
 
     def ledger(self) -> Ledger:
         """Return the bytes that crossed the wire."""
@@ -397,7 +437,7 @@ class RunRecord:
     def _json(self, name: str) -> dict[str, Any]:
         try:
             value = json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise RunError(f"cannot read {self.path / name}: {error}") from error
         if not isinstance(value, dict):
             raise RunError(f"cannot read {self.path / name}: it holds no table")
@@ -428,9 +468,9 @@ class RunRecord:
         handle = os.open(self.path, os.O_RDONLY)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
             os.close(handle)
-            return False
+            return not isinstance(error, BlockingIOError)  # another reason: this file system has no locks
         if peek:
             os.close(handle)
         else:
@@ -496,6 +536,32 @@ def _sync(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def _settle(file: Path) -> None:
+    """Have a file's content reach the disk."""
+    with file.open("r+b") as written:
+        os.fsync(written.fileno())
+
+
+def _why(error: Exception) -> object:
+    return (isinstance(error, OSError) and error.strerror) or error
+
+
+def _tables(values: Any) -> list[dict[str, Any]]:
+    """Return a list of tables as it is; refuse anything else."""
+    if not isinstance(values, list) or not all(isinstance(value, dict) and "round" in value for value in values):
+        raise TypeError("it holds other things than the metrics of rounds")
+    return values
+
+
+def _under(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of one part, without its name."""
+    return {key.removeprefix(f"{name}/"): tensor for key, tensor in tensors.items() if key.startswith(f"{name}/")}
+
+
+def _checksum_of(text: str) -> str:
+    return str(zlib.crc32(text.encode()))
 
 
 def _checksum(tensors: Mapping[str, Tensor], name: str) -> int | None:

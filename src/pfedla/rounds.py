@@ -145,9 +145,11 @@ def _run(
         if saved.t > schedule.rounds:
             raise RunError(f"the run is at round {saved.t} already: schedule.rounds = {schedule.rounds} cannot be less")
         server.state, server.ledger, server.t = saved.state, saved.ledger, saved.t
-        server.inspector.lengths, server.inspector.refused = saved.lengths, saved.refused
+        inspector = server.inspector
+        inspector.lengths, inspector.usual, inspector.refused = saved.lengths, saved.usual, saved.refused
         fleet.restore(saved.clients)
         history = [line for line in saved.history if schedule.evaluates(line["round"])]  # a longer run has another last
+        record.rewrite(history)
         before = saved.seconds
         diagnostics.records = {t: x for t, x in saved.diagnostics.items() if schedule.evaluates(t)}
     started = time.perf_counter()
@@ -157,18 +159,20 @@ def _run(
         return before + time.perf_counter() - started
 
     def snapshot() -> Snapshot:
-        clients, records = fleet.snapshot(), diagnostics.records
-        lengths, refused = server.inspector.lengths, server.inspector.refused
-        return Snapshot(server.t, server.state, clients, server.ledger, history, records, seconds(), lengths, refused)
+        clients, records, seen = fleet.snapshot(), diagnostics.records, server.inspector
+        found = server.t, server.state, clients, server.ledger, history, records, seconds()
+        return Snapshot(*found, seen.lengths, seen.usual, seen.refused)
 
     try:
         while True:
             if schedule.evaluates(server.t) and (not history or history[-1]["round"] < server.t):
                 scores = evaluate(algorithm, server.state, fleet, n, server.t)
-                history.append(_record(server, scores, setting.objective, seconds()))
-                diagnostics.keep(server.t, algorithm.diagnostics(server.state))
-                if record:
-                    record.append(history[-1])
+                values = algorithm.diagnostics(server.state)
+                with uninterrupted():  # a checkpoint has both, or neither
+                    diagnostics.keep(server.t, values)
+                    history.append(_record(server, scores, setting.objective, seconds()))
+                    if record:
+                        record.append(history[-1])
             if watch and server.t:
                 latest, ledger = history[-1] if history else None, server.ledger
                 told = Progress(server.t, schedule.rounds, latest, ledger.down, ledger.up, seconds(), setting.objective)

@@ -30,6 +30,7 @@ __all__ = ["RESOLVED", "Count", "NonNegative", "Positive", "Range", "Settings", 
 
 T = TypeVar("T", bound="Settings")
 RESOLVED = {"resolved": True}  # metadata of a field that a method fills in itself and configuration does not show
+LARGEST = float(np.finfo(np.float32).max)  # models compute in 32 bits
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", tuple: "a list", dict: "a table"}
 
 
@@ -141,6 +142,6 @@ def _fit(value: Any, hint: Any, where: str) -> Any:
         return value  # of a method's own type, which no file can hold
     if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
         raise ConfigError(f"{where} = {value!r} must be {KINDS[wanted]}")
-    if wanted is float and not math.isfinite(value):
-        raise ConfigError(f"{where} = {value} must be finite")
+    if wanted is float and not abs(value) <= LARGEST:
+        raise ConfigError(f"{where} = {value} must be finite" + (", in 32 bits, too" if math.isfinite(value) else ""))
     return value

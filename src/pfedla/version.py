@@ -6,7 +6,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-__all__ = ["__version__", "commit"]
+__all__ = ["__version__", "code", "commit"]
 
 __version__ = "0.1.0"
 
@@ -23,3 +23,8 @@ def commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return found.stdout.strip() or None
+
+
+def code() -> str:
+    """Return the version and, in a checkout, the commit."""
+    return f"{__version__} ({found})" if (found := commit()) else __version__

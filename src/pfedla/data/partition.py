@@ -19,6 +19,7 @@ from pfedla.randomness import numpy_stream
 __all__ = ["Part", "count_classes", "partition"]
 
 
+MOST_CLIENTS = 10**7
 Labels = npt.NDArray[np.integer]
 
 
@@ -85,6 +86,8 @@ def partition(
         raise ConfigError("data.samples_per_client must be given unless the split is 'column'")
     if reuse and by_owner:
         raise ConfigError("data.reuse: the split 'column' says whose each sample is, so no two clients can hold it")
+    if not by_owner:
+        _check_numbers(len(labels), clients, samples_per_client or 2, test_samples_per_client or 1, reuse)
     classes = int(labels.max()) + 1
     pools = np.zeros_like(labels)
     if by_owner:
@@ -144,6 +147,16 @@ def partition(
             )
         )
     return parts
+
+
+def _check_numbers(samples: int, clients: int, each: int, tests: int, reuse: bool) -> None:
+    """Refuse numbers that no split could serve, before anything is planned for so many."""
+    for setting, value in (("samples_per_client", each), ("test_samples_per_client", tests)):
+        if value > samples:
+            raise DataError(f"data.{setting} = {value}: there are {samples:,} samples in all")
+    most = MOST_CLIENTS if reuse else samples // 2
+    if clients > most:
+        raise DataError(f"data.clients = {clients}: there can be {most:,} at most, with two samples each")
 
 
 def count_classes(labels: Sequence[tuple[Labels, Labels]], classes: int) -> Ints:

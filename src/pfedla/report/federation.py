@@ -14,6 +14,8 @@ from matplotlib.figure import Figure
 from rich.table import Table
 from rich.text import Text
 
+from pfedla.errors import ConfigError
+
 __all__ = ["draw_federation", "federation_table"]
 
 Ints = npt.NDArray[np.int64]
@@ -121,7 +123,10 @@ def draw_federation(
         note += f"; darkest: {train.max()} samples"
     figure.text(0.12 / whole_width, 1 - 0.45 / whole_height, note, va="top", fontsize=8.5, color=_FAINT)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    try:
+        figure.savefig(path)
+    except ValueError as error:  # what the name ends in
+        raise ConfigError(f"cannot draw {path}: {error}") from None
 
 
 def _draw_cells(axes: Axes, train: Ints, *, numbers: bool) -> None:
