@@ -16,7 +16,7 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
 from pfedla.algorithm import Algorithm
-from pfedla.algorithms import ALGORITHMS, APFL, PFedLAPeers
+from pfedla.algorithms import ALGORITHMS, APFL, Clustered, PFedLAPeers, PFedLAX
 from pfedla.client import Evaluation, Job, Runtime, Setting
 from pfedla.engine import FlatModel
 from pfedla.fleet import Answers, Fleet, SimulatedFleet
@@ -36,8 +36,10 @@ CLASSES = 3
 METHODS: dict[str, Callable[[], Algorithm[Any]]] = {
     **ALGORITHMS,
     "apfl-adaptive": lambda: APFL(adaptive=True),
+    "clustered": lambda: Clustered(groups=3),
     "pfedla-peers": lambda: PFedLAPeers(peers=2, refresh=2),
     "heurpfedla-peers": lambda: PFedLAPeers(peers=2, refresh=2, retain=1),
+    "pfedla-x-one": lambda: PFedLAX(hold=1, logits="one"),
 }
 """Every method, with its default settings; and variants with a path of their own."""
 

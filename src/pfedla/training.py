@@ -6,7 +6,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
@@ -180,6 +180,36 @@ class Task:
             parts[1].append(samples.subset(order[cut:] if cut < len(order) else order))
         first, rest = (Task(self.model, part, self.ids, self.training, self.seed, self.t) for part in parts)
         return first, rest
+
+    def leave_out(self, folds: int, which: Sequence[int]) -> tuple[Task, Task]:
+        """Return the task without one of each client's folds, and on that fold alone; `which[row]` goes round and round.
+
+        Seed and client alone decide the folds, as many as `folds` or samples. What is left is trained on for so many
+        epochs more that at least as many samples are seen. There is one sample at least in both: if needed, the same.
+        """
+        parts: tuple[list[Samples], list[Samples]] = [], []
+        for samples, client, fold in zip(self.samples, self.ids, which, strict=True):
+            order = torch.randperm(len(samples), generator=stream(self.seed, "folds", client))
+            pieces = list(order.tensor_split(min(folds, len(order))))
+            left_out = pieces.pop(fold % len(pieces))
+            parts[0].append(samples.subset(torch.cat(pieces or [left_out])))
+            parts[1].append(samples.subset(left_out))
+        longer = replace(self.training, local_epochs=-(-self.training.local_epochs * folds // (folds - 1)))
+        rest = Task(self.model, parts[0], self.ids, longer, self.seed, self.t)
+        return rest, Task(self.model, parts[1], self.ids, self.training, self.seed, self.t)
+
+    def gradient(self, layers: Layers) -> Layers:
+        """Return the gradient of each client's mean loss over all its samples, of models as they are in service."""
+        rows = []
+        for row, samples in enumerate(self.samples):
+            self.model.load(layers, row)
+            self.model.module.eval()
+            total = torch.zeros_like(self.model.weights)
+            for index in torch.arange(len(samples)).split(_sizes(len(samples), EVALUATION_BATCH)):
+                batch = samples.take(index, self.model.weights)
+                total.add_(self.model.backward(*batch), alpha=len(index) / len(samples))
+            rows.append(self.model.layers(total))
+        return {key: torch.cat([row[key] for row in rows]) for key in rows[0]}
 
     def fit(
         self,

@@ -6,6 +6,7 @@ from typing import Any
 
 from pfedla.algorithm import Algorithm
 from pfedla.algorithms.apfl import APFL
+from pfedla.algorithms.clustered import Clustered
 from pfedla.algorithms.ditto import Ditto
 from pfedla.algorithms.fedala import FedALA
 from pfedla.algorithms.fedamp import FedAMP
@@ -21,6 +22,7 @@ from pfedla.algorithms.perfedavg import PerFedAvg
 from pfedla.algorithms.pfedhn import PFedHN
 from pfedla.algorithms.pfedla import HeurPFedLA, PFedLA
 from pfedla.algorithms.pfedla_peers import PFedLAPeers
+from pfedla.algorithms.pfedla_x import PFedLAX
 from pfedla.algorithms.pfedme import PFedMe
 from pfedla.algorithms.scaffold import Scaffold
 from pfedla.algorithms.similarity import SimilarityLayer, SimilarityModel
@@ -28,6 +30,7 @@ from pfedla.algorithms.similarity import SimilarityLayer, SimilarityModel
 __all__ = [
     "ALGORITHMS",
     "APFL",
+    "Clustered",
     "Ditto",
     "FedALA",
     "FedAMP",
@@ -44,6 +47,7 @@ __all__ = [
     "PFedHN",
     "PFedLA",
     "PFedLAPeers",
+    "PFedLAX",
     "PFedMe",
     "PerFedAvg",
     "Scaffold",
@@ -56,6 +60,7 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "fedavg": FedAvg,
     "fedprox": FedProx,
     "fedavg-ft": FedAvgFT,
+    "clustered": Clustered,
     "fedbn": FedBN,
     "fedper": FedPer,
     "lg-fedavg": LGFedAvg,
@@ -74,4 +79,5 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "pfedla": PFedLA,
     "heurpfedla": HeurPFedLA,
     "pfedla-peers": PFedLAPeers,
+    "pfedla-x": PFedLAX,
 }
