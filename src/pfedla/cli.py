@@ -357,12 +357,15 @@ def data_show(settings: Tables, changes: Tables, out: Path) -> None:  # noqa: AR
         Console(stderr=True).print(f"note: {federation.note}", markup=False, highlight=False, soft_wrap=True)
     title = experiment.data.name
     if not experiment.data.folder:
-        title += f", {experiment.split.name}, seed {experiment.schedule.seed}"
-    groups = _groups(experiment, len(federation.data))
+        shift = f", shift of {experiment.data.shift}" if experiment.data.shift else ""
+        title += f", {experiment.split.name}{shift}, seed {experiment.schedule.seed}"
+    groups = None if federation.groups is None else np.array(federation.groups)
     counts, classes = federation.counts, federation.classes
     if not classes:  # targets are no labels
         counts, classes = np.array([[[len(part) for part in own]] for own in federation.data.values()]), ("samples",)
     _say(federation_table(counts, classes, title=title, groups=groups))
+    for words in federation.shifts:
+        _say(words)
     out.parent.mkdir(parents=True, exist_ok=True)
     draw_federation(out, counts, classes, title, groups=groups)
     _say(f"picture: {out}")
@@ -432,21 +435,11 @@ def _with_options(text: str) -> str:
     return text.replace(" (out)", "") + (f" ({', '.join(found)})" if found else "")
 
 
-def _groups(experiment: Experiment, clients: int) -> Any:
-    """Return the hidden group of each client, None where the split has none."""
-    if experiment.data.folder or not isinstance(experiment.split, Groups):
-        return None
-    return experiment.split.group_of(clients)
-
-
 def _draw(out: Path, experiment: Experiment, result: Result) -> None:
     """Draw the weights that a run learned and the layers it retained, if its method does so."""
-    groups, record, method = (
-        _groups(experiment, len(result.names)),
-        RunRecord(out),
-        algorithm_name(experiment.algorithm),
-    )
-    draw_result(record.picture("weights.png"), result, method, groups)
+    record, method = RunRecord(out), algorithm_name(experiment.algorithm)
+    groups = record.facts().get("groups")
+    draw_result(record.picture("weights.png"), result, method, None if groups is None else np.array(groups))
     draw_retained(record.picture("retained.png"), result, method)
 
 

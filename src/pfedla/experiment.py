@@ -346,6 +346,7 @@ def _facts(experiment: Experiment, federation: Federation, layers: Groups | None
         "shape": list(federation.shape),
         "outputs": federation.outputs,
         "classes": list(federation.classes),
+        "groups": federation.groups,
         "samples": [[len(part) for part in samples] for samples in federation.data.values()],
         "settings": json.loads(_settings(experiment)),
         "data": data,

@@ -17,10 +17,11 @@ from torch import Tensor
 from pfedla.data.datasets import DATASETS, load_dataset
 from pfedla.data.files import load_column, load_folder
 from pfedla.data.partition import Part, count_classes, partition
-from pfedla.data.splits import Column, Split
+from pfedla.data.shifts import Shift, blocks_of, shift_words, shifted
+from pfedla.data.splits import Column, Groups, Split
 from pfedla.errors import ConfigError, DataError, unknown_name
 from pfedla.objective import Classification, Objective
-from pfedla.settings import Count, Range, Settings
+from pfedla.settings import Count, Positive, Range, Settings
 from pfedla.training import ClientData, Samples
 
 __all__ = ["Client", "Data", "Federation", "federate", "own_data"]
@@ -31,6 +32,7 @@ MOST_CLASSES = 100_000  # a label beyond is a mistake, and each would take memor
 LONGEST_NAME = 200
 Fraction = Annotated[float, Range(above=0, below=1)]
 AtLeastTwo = Annotated[int, Range(least=2)]
+GROUPS = 3  # of clients whose data are shifted
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,19 @@ class Data(Settings):
     validation: Fraction | None = None  # hold out so much of the training samples, and score on that: never on test
     fewest_samples: AtLeastTwo | None = None  # clients of unequal size, from this to samples_per_client
     reuse: bool = False  # two clients may hold the same sample: for more clients than the data set serves
+    size_power: Positive | None = None  # sizes by a power law: of samples_per_client, rank k holds 1 / k ** size_power
+    shift: Shift | None = None  # what differs by hidden group of clients, beside what the split does
+    shift_groups: Count | None = None  # how many groups; 3 by default
 
     def __post_init__(self) -> None:
         """Refuse a data set that there is not."""
         super().__post_init__()
         if self.dataset not in DATASETS:
             raise unknown_name("data set", self.dataset, DATASETS)
+        if self.shift_groups is not None and self.shift is None:
+            raise ConfigError(f"data.shift_groups = {self.shift_groups} needs data.shift: none, labels, inputs or both")
+        if self.shift is not None and self.folder is not None:
+            raise ConfigError("data.shift is for data sets: own data, data.folder, stay as they are")
 
     @property
     def name(self) -> str:
@@ -71,6 +80,8 @@ class Federation(NamedTuple):
     names: tuple[str, ...]  # of the clients
     note: str = ""  # what the user should know about the data set
     scored_on: str = "test"  # or "validation"
+    groups: tuple[int, ...] | None = None  # the hidden group of each client, if split or shift form any
+    shifts: tuple[str, ...] = ()  # what each group has, in words, if there is a shift
 
     def fingerprint(self) -> str:
         """Return a checksum of all clients' samples and names: the same data, split the same way, has the same."""
@@ -120,19 +131,43 @@ def federate(
         test_samples_per_client=settings.test_samples_per_client,
         train_fraction=settings.train_fraction,
         fewest_samples=settings.fewest_samples,
+        size_power=settings.size_power,
         reuse=settings.reuse,
         seed=seed,
     )
+    groups, shifts = _grouped(settings, split, len(classes), x.shape[1:])
+
+    def held(client: int, part: str, some: np.ndarray) -> Samples:
+        kind, group = settings.shift or "none", groups[client] if groups else 0
+        return Samples(*shifted(kind, x[some], y[some], group, len(classes), seed, part, client))
+
+    data = {
+        client: ClientData(held(client, "train", part.train), held(client, "test", part.test))
+        for client, part in enumerate(parts)
+    }
     federation = Federation(
-        {i: ClientData(*(Samples(x[some], y[some]) for some in part)) for i, part in enumerate(parts)},
+        data,
         x.shape[1:],
         len(classes),
         classes,
-        count_classes([(y[part.train], y[part.test]) for part in parts], len(classes)),
+        _counted(data, len(classes)),
         tuple(f"client-{client:0{len(str(len(parts) - 1))}}" for client in range(len(parts))),
         dataset.note,
+        groups=groups,
+        shifts=shifts,
     )
     return _validated(federation, settings.validation, seed)
+
+
+def _grouped(
+    settings: Data, split: Split, classes: int, shape: tuple[int, ...]
+) -> tuple[tuple[int, ...] | None, tuple[str, ...]]:
+    """Return the hidden group of each client, of the shift or else of the split, and what a shift gives each group."""
+    if settings.shift is not None:
+        count = settings.shift_groups or GROUPS
+        words = shift_words(settings.shift, count, classes, shape)
+        return tuple(blocks_of(settings.clients, count).tolist()), tuple(words)
+    return (tuple(split.group_of(settings.clients).tolist()) if isinstance(split, Groups) else None), ()
 
 
 def own_data(
@@ -189,11 +224,13 @@ def _validated(federation: Federation, share: float | None, seed: int) -> Federa
         labels = train.targets.numpy() if federation.classes else np.zeros(len(train), np.int64)
         part = _divide(labels, 1 - share, seed, f"{federation.names[client]}, data.validation = {share:g}")
         data[client] = ClientData(*(train.subset(torch.from_numpy(some)) for some in part))
-    counts = federation.counts
-    if federation.classes:
-        pairs = [(train.targets.numpy(), held.targets.numpy()) for train, held in data.values()]
-        counts = count_classes(pairs, len(federation.classes))
+    counts = _counted(data, len(federation.classes)) if federation.classes else federation.counts
     return federation._replace(data=data, counts=counts, scored_on="validation")
+
+
+def _counted(data: dict[int, ClientData], classes: int) -> np.ndarray:
+    """Return the samples of each class that clients have, `(clients, classes, 2)`."""
+    return count_classes([(train.targets.numpy(), test.targets.numpy()) for train, test in data.values()], classes)
 
 
 def _check_names(names: Sequence[str]) -> None:

@@ -39,6 +39,7 @@ def partition(
     test_samples_per_client: int | None = None,
     train_fraction: float = 0.7,
     fewest_samples: int | None = None,
+    size_power: float | None = None,
     reuse: bool = False,
     seed: int,
     owner: npt.NDArray[np.integer] | None = None,
@@ -67,6 +68,9 @@ def partition(
         The share of the client's samples to train on.
     fewest_samples
         Clients of unequal size: everyone's is drawn evenly from this to `samples_per_client`. None: all are alike.
+    size_power
+        Clients of unequal size, by a power law: in a random order, the k-th holds `samples_per_client / k ** size_power`
+        samples, and at least `fewest_samples`, or 2.
     reuse
         For more clients than there are samples: two clients may hold the same sample. It is distinct within a client,
         and what anybody trains on nobody is tested on: `train_fraction` of each class is for training.
@@ -115,8 +119,8 @@ def partition(
         task_supply = supply if by_owner else supply[0]
         rng = numpy_stream(seed, "partition", "plan")
         plan = split.plan(Request(task_supply * (clients if reuse else 1), clients, samples_per_client, rng))
-        if fewest_samples is not None:
-            plan = _unequal(plan, fewest_samples, seed)
+        if fewest_samples is not None or size_power is not None:
+            plan = _unequal(plan, fewest_samples or 2, size_power, seed)
     train, own = _stratify(plan, train_fraction, seed)
     if reuse:
         tests = _resized(own, plan, test_samples_per_client, seed)
@@ -180,13 +184,20 @@ def _stratify(plan: Ints, train_fraction: float, seed: int) -> tuple[Ints, Ints]
     return train, plan - train
 
 
-def _unequal(plan: Ints, fewest: int, seed: int) -> Ints:
-    """Return a plan whose clients keep from `fewest` to all of their samples, of every class alike."""
+def _unequal(plan: Ints, fewest: int, power: float | None, seed: int) -> Ints:
+    """Return a plan whose clients keep from `fewest` to all of their samples, of every class alike.
+
+    How many is drawn evenly, or goes down by a power law of the client's rank.
+    """
     most = int(plan.sum(axis=1).max())
     if not 2 <= fewest <= most:
         raise ConfigError(f"data.fewest_samples must be from 2 to data.samples_per_client, {most}, not {fewest}")
     rng = numpy_stream(seed, "partition", "sizes")
-    sizes = rng.integers(fewest, most, len(plan), endpoint=True)
+    if power is None:
+        sizes = rng.integers(fewest, most, len(plan), endpoint=True)
+    else:
+        rank = 1.0 + rng.permutation(len(plan))
+        sizes = np.rint(most * rank**-power).astype(np.int64).clip(fewest, most)
     return np.array([apportion(row, size, rng.permutation(len(row))) for row, size in zip(plan, sizes, strict=True)])
 
 
