@@ -45,7 +45,7 @@ def write_data(folder: Path) -> None:
 def settings(folder: Path, method: str, workers: int, storage: str) -> Tables:
     """Return a run that takes about a second."""
     return {
-        "algorithm": {"name": method},
+        "algorithm": {"name": method, **({"groups": 2} if method == "clustered" else {})},
         "data": {"folder": str(folder)},
         "training": {"local_epochs": 2, "batch_size": 4},
         "schedule": {"rounds": 6, "participants": 3, "eval_every": 2},

@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 import pfedla
-from pfedla import HeurPFedLA, Training
+from pfedla import Clustered, HeurPFedLA, Training
 from pfedla.algorithm import Algorithm
 from pfedla.errors import ConfigError, DataError
 from tests.world import METHODS
@@ -51,7 +51,8 @@ CASES: dict[str, Callable[[], list[Client]]] = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "fedbn"])
 def test_small_federations_work(name: str, case: str) -> None:
-    result = run(METHODS[name](), CASES[case]())
+    clients = CASES[case]()
+    result = run(Clustered(groups=len(clients)) if name == "clustered" else METHODS[name](), clients)
     assert result.history[-1]["round"] == 3
     assert np.isfinite(result.summary["accuracy_mean"])
     assert result.summary["refused_uploads"] == 0

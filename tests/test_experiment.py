@@ -22,7 +22,7 @@ from pfedla.record import RunRecord
 from pfedla.rounds import Progress
 from pfedla.storage import is_mapped
 from pfedla.version import code
-from tests.world import same_result, timeless
+from tests.world import METHODS, same_result, timeless
 
 QUICK = Training(local_epochs=2, batch_size=8)
 ISSUE_KEYS = {
@@ -105,7 +105,7 @@ def test_a_model_of_double_precision_can_be_run(algorithm: str) -> None:
     def make() -> nn.Module:
         return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()
 
-    result = run([arrays()] * 2, make, ALGORITHMS[algorithm]())
+    result = run([arrays()] * 2, make, METHODS[algorithm]())
     assert {rows.dtype for key, rows in result.personalized.items() if "counters" not in key} == {torch.float64}
 
 
@@ -212,7 +212,7 @@ def images(tmp_path: Path) -> Path:
 
 def tables(folder: Path, algorithm: str = "pfedla") -> Tables:
     return {
-        "algorithm": {"name": algorithm},
+        "algorithm": {"name": algorithm, **({"groups": 2} if algorithm == "clustered" else {})},
         "data": {"folder": str(folder)},
         "training": {"local_epochs": 2, "batch_size": 4},
         "schedule": {"rounds": 4, "participants": 3, "eval_every": 2},

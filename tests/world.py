@@ -36,7 +36,7 @@ CLASSES = 3
 METHODS: dict[str, Callable[[], Algorithm[Any]]] = {
     **ALGORITHMS,
     "apfl-adaptive": lambda: APFL(adaptive=True),
-    "clustered": lambda: Clustered(groups=3),
+    "clustered": lambda: Clustered(groups=2),
     "pfedla-peers": lambda: PFedLAPeers(peers=2, refresh=2),
     "heurpfedla-peers": lambda: PFedLAPeers(peers=2, refresh=2, retain=1),
     "pfedla-x-one": lambda: PFedLAX(hold=1, logits="one"),

@@ -182,7 +182,7 @@ class Task:
         return first, rest
 
     def leave_out(self, folds: int, which: Sequence[int]) -> tuple[Task, Task]:
-        """Return the task without one of each client's folds, and on that fold alone; `which[row]` goes round and round.
+        """Return the task without one of each client's folds, and on that fold alone; `which` goes round and round.
 
         Seed and client alone decide the folds, as many as `folds` or samples. What is left is trained on for so many
         epochs more that at least as many samples are seen. There is one sample at least in both: if needed, the same.

@@ -67,7 +67,9 @@ def test_the_blur_is_a_binomial_one_with_noise_on_top(monkeypatch: pytest.Monkey
         total = 0.0
         for a in range(-2, 3):
             for b in range(-2, 3):
-                total += weights[a + 2] * weights[b + 2] / 256 * x[n, 0, min(max(row + a, 0), 4), min(max(column + b, 0), 4)]
+                total += (
+                    weights[a + 2] * weights[b + 2] / 256 * x[n, 0, min(max(row + a, 0), 4), min(max(column + b, 0), 4)]
+                )
         assert abs(smooth[n, 0, row, column] - total) <= 0.5001
     flat = imaged(np.full((40, 1, 20, 20), 128, np.uint8), 3, np.random.default_rng(1))
     assert (flat == 128).all()
@@ -111,9 +113,13 @@ def test_a_shift_is_the_same_for_a_seed_and_its_training_part_whatever_is_tested
     assert one.fingerprint() == federation(shift="both", shift_groups=4, test_samples_per_client=5).fingerprint()
     for client in range(6):
         assert np.array_equal(pixels(one.data[client].train), pixels(other.data[client].train))
-    assert one.fingerprint() != federation(shift="both", shift_groups=4, test_samples_per_client=5, seed=3).fingerprint()
+    assert (
+        one.fingerprint() != federation(shift="both", shift_groups=4, test_samples_per_client=5, seed=3).fingerprint()
+    )
     x, y = np.full((2, 1, 4, 4), 128, np.uint8), np.zeros(2, np.int64)
-    noise = [shifted("inputs", x, y, 3, 10, 0, part, client)[0] for part, client in (("train", 0), ("test", 0), ("train", 1))]
+    noise = [
+        shifted("inputs", x, y, 3, 10, 0, part, client)[0] for part, client in (("train", 0), ("test", 0), ("train", 1))
+    ]
     assert not any(np.array_equal(noise[i], noise[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
 
 

@@ -1,7 +1,7 @@
 """Clustered FedAvg, told the groups: one model for each group of clients, the average of its clients'.
 
-An oracle: what could be had if somebody knew who belongs together, to hold methods against that have to find out. (Ghosh
-et al., "An efficient framework for clustered federated learning", NeurIPS 2020, average within clusters that they learn.)
+An oracle: what could be had if somebody knew who belongs together, to hold methods against that have to find out. Ghosh
+et al., "An efficient framework for clustered federated learning", NeurIPS 2020, average within clusters they learn.
 
 =============  =========================================================================
 theta          the groups' models, `(groups, values)`

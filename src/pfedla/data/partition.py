@@ -69,8 +69,8 @@ def partition(
     fewest_samples
         Clients of unequal size: everyone's is drawn evenly from this to `samples_per_client`. None: all are alike.
     size_power
-        Clients of unequal size, by a power law: in a random order, the k-th holds `samples_per_client / k ** size_power`
-        samples, and at least `fewest_samples`, or 2.
+        Clients of unequal size, by a power law: in a random order, the k-th holds `samples_per_client / k **
+        size_power` samples, and at least `fewest_samples`, or 2.
     reuse
         For more clients than there are samples: two clients may hold the same sample. It is distinct within a client,
         and what anybody trains on nobody is tested on: `train_fraction` of each class is for training.

@@ -42,14 +42,15 @@ def relabelled(y: np.ndarray, group: int, classes: int, seed: int) -> np.ndarray
 
 def imaged(x: np.ndarray, group: int, rng: np.random.Generator) -> np.ndarray:
     """Return uint8 images `(n, channels, height, width)` as a group sees them, in the order of `IMAGES`."""
+    seen = x
     if group == 1:
-        return 255 - x
-    if group == 2:
-        return np.ascontiguousarray(np.rot90(x, axes=(2, 3)))
-    if group == 3:
+        seen = 255 - x
+    elif group == 2:
+        seen = np.ascontiguousarray(np.rot90(x, axes=(2, 3)))
+    elif group == 3:
         noise = NOISE * rng.standard_normal(x.shape, np.float32)
-        return np.rint(_blurred(_blurred(x.astype(np.float32), 2), 3) + noise).clip(0, 255).astype(np.uint8)
-    return x
+        seen = np.rint(_blurred(_blurred(x.astype(np.float32), 2), 3) + noise).clip(0, 255).astype(np.uint8)
+    return seen
 
 
 def _blurred(x: np.ndarray, axis: int) -> np.ndarray:

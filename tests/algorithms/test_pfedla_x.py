@@ -1,0 +1,474 @@
+"""pFedLA-X: its equations against plain numpy, its folds by recording who sees what, and its limits."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pfedla.algorithms import FedAvg, Local, PFedLAX
+from pfedla.algorithms.pfedla_x import between, climbed, judged, weights_of_others
+from pfedla.client import Setting
+from pfedla.engine import FlatModel
+from pfedla.layers import Layers, kind_of
+from pfedla.record import RunRecord
+from pfedla.rounds import run_round
+from pfedla.training import ClientData, Samples, Task
+from tests.world import (
+    Played,
+    WireFleet,
+    data,
+    fleet_of,
+    net,
+    outcome_of,
+    play,
+    same,
+    same_outcome,
+    samples,
+    server_of,
+    setting,
+    task_of,
+    theta_of,
+)
+
+NAMES = ("one", "two")
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+# ---- equations
+
+
+def test_weights_are_a_softmax_over_the_others() -> None:
+    z, ids = drawn(2, 3, 4), torch.tensor([3, 1])
+    q = weights_of_others(z, ids)
+    for row, i in enumerate(ids.tolist()):
+        for layer in range(3):
+            total = sum(math.exp(float(z[row, layer, j])) for j in range(4) if j != i)
+            for j in range(4):
+                expected = 0.0 if j == i else math.exp(float(z[row, layer, j])) / total
+                assert float(q[row, layer, j]) == pytest.approx(expected, rel=1e-12)
+    assert torch.equal(weights_of_others(torch.zeros(1, 3, 1), torch.tensor([0])), torch.zeros(1, 3, 1))
+    assert torch.equal(
+        weights_of_others(drawn(1, 2, 2), torch.tensor([1])), torch.tensor([[[1.0, 0], [1, 0]]]).double()
+    )
+
+
+def test_logits_of_others_climb_the_mean_gradients_inner_products() -> None:
+    z, g, path, ids = drawn(2, 3, 4), drawn(2, 3, 4, seed=1), torch.tensor([0.5, 2.0]), torch.tensor([2, 0])
+    found = climbed(z, g, path, ids, eta=0.7)
+    q = weights_of_others(found, ids)
+    for row, i in enumerate(ids.tolist()):
+        for layer in range(3):
+            raised = z[row, layer].numpy() + 0.7 * g[row, layer].numpy() / float(path[row])
+            expected = np.where(np.arange(4) == i, 0, np.exp(raised))
+            np.testing.assert_allclose(q[row, layer], expected / expected.sum(), rtol=1e-10)
+            others = [j for j in range(4) if j != i]
+            mean = float(g[row, layer, others].mean())
+            np.testing.assert_allclose(
+                found[row, layer, others] - z[row, layer, others],
+                0.7 * (g[row, layer, others].numpy() - mean) / float(path[row]),
+                rtol=1e-10,
+            )
+            assert found[row, layer, i] == z[row, layer, i]  # its own column means nothing, and does not move
+    assert torch.equal(climbed(z, g, path, ids, eta=0.0), z)
+
+
+def test_equal_others_are_not_told_apart_by_rounding() -> None:
+    g = torch.full((1, 1, 5), 1e3) * (1 + 1e-7 * torch.tensor([0.0, 1, 0, 1, 0]))
+    g[..., 2] = -1e6  # the client's own
+    assert torch.equal(climbed(torch.zeros(1, 1, 5), g, torch.ones(1), torch.tensor([2]), 1.0), torch.zeros(1, 1, 5))
+
+
+def model(seed: int, rows: int = 2) -> Layers:
+    return {
+        "one": drawn(rows, 3, seed=seed),
+        "one#stats": drawn(rows, 2, seed=seed + 50),
+        "two": drawn(rows, 4, seed=seed + 90),
+    }
+
+
+def test_a_model_between_the_others_and_ones_own() -> None:
+    m, own, share = (
+        model(1),
+        model(2) | {"one#counters": torch.tensor([[3], [4]])},
+        torch.tensor([[0.1, 0.8], [0.0, 1.0]]),
+    )
+    found = between(share, m, own, NAMES)
+    for key, layer in (("one", 0), ("one#stats", 0), ("two", 1)):
+        for row in range(2):
+            s = float(share[row, layer])
+            expected = m[key][row].numpy() + s * (own[key][row].numpy() - m[key][row].numpy())
+            np.testing.assert_allclose(found[key][row], expected, rtol=1e-6)
+    assert torch.equal(found["one#counters"], own["one#counters"])
+    assert torch.equal(found["one"][1], m["one"][1])
+    assert torch.equal(found["two"][1], own["two"][1])
+
+
+def test_logits_go_down_the_folds_loss_from_the_others_to_ones_own() -> None:
+    logits, gradient, own, m = drawn(2, 2), model(3), model(4), model(5)
+    found = judged(logits, gradient, own, m, NAMES, 0.3)
+    for row in range(2):
+        for layer, name in enumerate(NAMES):
+            slope = sum(float(gradient[name][row, k] * (own[name][row, k] - m[name][row, k])) for k in range(3 + layer))
+            assert float(found[row, layer]) == pytest.approx(float(logits[row, layer]) - 0.3 * slope, rel=1e-12)
+    assert set(judged(logits, gradient, own, m, NAMES, 1e9).abs().flatten().tolist()) == {5.0}
+
+
+def test_a_step_of_a_served_share_lowers_the_folds_loss() -> None:
+    """∂F(m + s(θ - m))/∂s = <∇F, θ - m>: the slope is what finite differences give, layer by layer."""
+    template = net("mlp").double()
+    made = setting(PFedLAX(), "mlp")
+    task = Task(FlatModel(copy.deepcopy(template), type(made.spec).of(template)), samples(1), [0], made.training, 0, 1)
+    own = task.model.read()
+    m = {key: rows + 0.3 * drawn(*rows.shape, seed=7) for key, rows in own.items()}
+
+    def loss(share: Tensor) -> float:
+        task.gradient(between(share, m, own, ("fc1", "fc2")))
+        return float(task.model.loss)
+
+    share, tiny = torch.tensor([[0.3, 0.6]], dtype=torch.float64), 1e-6
+    moved = judged(
+        torch.zeros(1, 2), task.gradient(between(share, m, own, ("fc1", "fc2"))), own, m, ("fc1", "fc2"), 1e-3
+    )
+    for layer in range(2):
+        aside = torch.zeros_like(share)
+        aside[0, layer] = tiny
+        slope = (loss(share + aside) - loss(share - aside)) / (2 * tiny)
+        assert float(moved[0, layer]) == pytest.approx(-1e-3 * slope, rel=1e-4)
+
+
+def test_the_gradient_of_a_task_is_that_of_the_mean_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = setting(PFedLAX())
+    theta = {key: rows.repeat(2, 1) for key, rows in theta_of(made).items()}
+    task, seen = task_of(made, [1, 2]), list[bool]()
+    task.model.module.register_forward_hook(lambda module, *_: seen.append(module.training))
+    found = task.gradient(theta)
+    for row in range(2):
+        module = copy.deepcopy(made.template).eval()
+        x, y = task.samples[row].take(slice(None), torch.empty(0))
+        nn.functional.cross_entropy(module(x), y).backward()
+        for name in ("conv", "bn", "fc"):
+            part: Any = getattr(module, name)
+            expected = {key: getattr(part, key).grad.flatten() for key in ("weight", "bias")}
+            assert found[name].shape == (2, sum(map(len, expected.values())))
+            np.testing.assert_allclose(
+                found[name][row].sort().values, torch.cat(list(expected.values())).sort().values, atol=1e-6
+            )
+    assert seen == [False, False]  # neither dropout nor the batch's statistics
+    monkeypatch.setattr("pfedla.training.EVALUATION_BATCH", 3)
+    for key, rows in task.gradient(theta).items():
+        torch.testing.assert_close(rows, found[key], rtol=1e-4, atol=1e-6)
+
+
+# ---- a round, by hand
+
+
+def test_two_rounds_are_the_equations_one_after_another() -> None:
+    """The server's θ, z and the mixtures after rounds of everybody, from what clients kept and sent."""
+    made, n = setting(PFedLAX(hold=1), "mlp"), 3
+    played = Played(made, server_of(made, n), fleet_of(made, data(n)), n)
+    ids, names = torch.arange(n), made.spec.names
+    z = np.zeros((n, len(names), n))
+    for t in (1, 2, 3):
+        theta = {key: rows.numpy().copy() for key, rows in played.state.theta.items()}
+        before, sent = copy.deepcopy(played.own), made.algorithm.download(played.state, ids)
+        run_round(made.algorithm, played.server, played.fleet, ids.tolist())
+        for i in range(n):
+            task = task_of(made, [i], t)
+            for layer, name in enumerate(names):
+                weight = np.exp(z[i, layer]) * (np.arange(n) != i)
+                m = (weight / weight.sum()) @ theta[name]
+                np.testing.assert_allclose(sent.layers[name][i], m, atol=1e-6)
+                share = sigmoid(float(before["#start"][i, layer]))
+                begun = m + share * (before[name][i].numpy() - m)
+                delta = played.own[name][i].numpy() - begun
+                rest, _ = task.leave_out(5, [t - 1])
+                left = len(rest.samples[0])
+                steps = left // 4 + (left % 4 > 1)  # in batches of 4; a single sample joins the batch before it
+                path = 0.05 * 3 * steps  # ceil(2 epochs x 5/4) = 3
+                z[i, layer] += theta[name] @ delta / path
+                np.testing.assert_allclose(played.state.theta[name][i], played.own[name][i], atol=1e-6)
+        q = weights_of_others(played.state.z, ids)
+        for i in range(n):
+            expected = np.exp(z[i] - z[i].max(-1, keepdims=True)) * (np.arange(n) != i)
+            np.testing.assert_allclose(q[i], expected / expected.sum(-1, keepdims=True), atol=2e-5)
+    assert float((q - weights_of_others(torch.zeros(n, 2, n), ids)).abs().max()) > 1e-4  # something was learned
+
+
+def test_the_start_is_judged_at_the_trained_model_and_service_at_the_served_one() -> None:
+    made = setting(PFedLAX(hold=2, serve_steps=3), "mlp")
+    played = play(made, [[0, 1, 2]] * 1)
+    for t in (2, 3):
+        own, sent = copy.deepcopy(played.own), made.algorithm.download(played.state, torch.arange(3))
+        run_round(made.algorithm, played.server, played.fleet, [0, 1, 2])
+        for i in range(3):
+            mine, m, task = {k: x[[i]] for k, x in own.items()}, sent.rows([i]).layers, task_of(made, [i], t)
+            kept = {k: x[[i]] for k, x in played.own.items()}
+            _, fold = task.leave_out(5, [0])
+            if t == 2:  # the first fold's second round
+                a = judged(mine["#start"], fold.gradient(kept), mine, m, made.spec.names, 5.0)
+                same(kept["#start"], a, atol=1e-6)
+                assert torch.equal(kept["#serve"], mine["#serve"])
+                assert not torch.equal(kept["#start"], mine["#start"])
+            else:  # the round after
+                b = mine["#serve"]
+                for _ in range(3):
+                    served = between(b.sigmoid(), m, mine, made.spec.names)
+                    b = judged(b, fold.gradient(served), mine, m, made.spec.names, 1.0)
+                same(kept["#serve"], b, atol=1e-6)
+                assert torch.equal(kept["#start"], mine["#start"])
+                assert not torch.equal(kept["#serve"], mine["#serve"])
+
+
+def test_diagnostics_are_what_the_served_models_are_mixed_from() -> None:
+    played = play(PFedLAX(hold=1), [[0, 1, 2]] * 4, name="mlp")
+    shown, served = played.setting.algorithm.diagnostics(played.state), played.personalized()
+    alpha = shown["alpha"]
+    torch.testing.assert_close(alpha.sum(-1), torch.ones(3, 2))
+    torch.testing.assert_close(alpha[torch.arange(3), :, torch.arange(3)], played.own["#serve"].sigmoid())
+    for layer, name in enumerate(played.setting.spec.names):
+        torch.testing.assert_close(served[name], alpha[:, layer] @ played.state.theta[name])
+    assert shown["start"].shape == (3, 2)
+
+
+# ---- folds
+
+
+class Marked(nn.Module):
+    """A linear model that notes which samples it is given, by the mark in their first value, and what for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+        self.seen: list[tuple[str, list[int]]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(("train" if self.training else "judge", (x[:, 0] * 1000).round().int().tolist()))
+        out: Tensor = self.fc(x)
+        return out
+
+
+def marked(count: int) -> Samples:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(count, 3)).astype(np.float32)
+    x[:, 0] = np.arange(count) / 1000
+    return Samples(x, (x[:, 1] > 0).astype(np.int64))
+
+
+@pytest.mark.parametrize(("hold", "folds", "count"), [(2, 5, 23), (1, 3, 9), (3, 4, 4), (2, 10, 6)])
+@pytest.mark.parametrize("logits", ["two", "one"])
+def test_a_fold_judges_only_what_was_not_trained_on_it_in_its_rounds(
+    hold: int, folds: int, count: int, logits: Any
+) -> None:
+    """With rounds that the client misses between its own: they count for nothing."""
+    made = setting(PFedLAX(hold=hold, folds=folds, logits=logits), "mlp")
+    template = Marked()
+    made = Setting(template, type(made.spec).of(template), made.algorithm, made.training, 0)
+    clients = {i: ClientData(marked(count), marked(count)) for i in range(3)}
+    fleet = WireFleet(made, clients)
+    played = Played(made, server_of(made, 3), fleet, 3)
+    module: Any = fleet.devices[0].runtime.model.module
+    log = list[tuple[set[int], set[int], set[int]]]()  # of each of client 0's rounds: who judged b, trained, judged a
+    used = min(folds, count)
+    while len(log) < hold * (used + 1) + 1:
+        ids = [[1, 2], [0, 1], [0, 2], [1]][played.server.t % 4]
+        module.seen.clear()
+        run_round(made.algorithm, played.server, fleet, ids)
+        if 0 in ids:
+            kinds = [kind for kind, _ in module.seen]
+            first, last = kinds.index("train"), len(kinds) - kinds[::-1].index("train")
+            assert set(kinds[first:last]) == {"train"}
+            parts = module.seen[:first], module.seen[first:last], module.seen[last:]
+            before, during, after = ({mark for _, some in part for mark in some} for part in parts)
+            log.append((before, during, after))
+    judges = list[set[int]]()
+    for own, (serving, trained, starting) in enumerate(log):
+        left_out = set(range(count)) - trained
+        assert left_out
+        assert bool(serving) == (own > 0 and own % hold == 0)
+        assert bool(starting) == (logits == "two" and (own + 1) % hold == 0)
+        assert not serving & set().union(*(during for _, during, _ in log[own - hold : own]))  # of the rounds before
+        assert not starting & set().union(*(during for _, during, _ in log[own - hold + 1 : own + 1]))  # up to this one
+        assert starting in (set(), left_out)
+        judges += [serving] if serving else []
+    assert set().union(*judges[:used]) == set(range(count))
+    assert sum(map(len, judges[:used])) == count  # each sample judges once,
+    assert judges[used] == judges[0]  # round and round
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 12])
+def test_folds_of_few_samples(count: int) -> None:
+    made = setting(PFedLAX(), "mlp")
+    task = Task(FlatModel(copy.deepcopy(made.template), made.spec), [marked(count)], [4], made.training, 0, 1)
+    pairs = [task.leave_out(5, [which]) for which in range(10)]
+    for rest, fold in pairs:
+        left, judge = (
+            set((part.samples[0].take(slice(None), torch.empty(0))[0][:, 0] * 1000).round().tolist())
+            for part in (rest, fold)
+        )
+        assert judge
+        assert left | judge == set(range(count))
+        assert not left & judge or count == 1
+    sizes = [len(fold.samples[0]) for _, fold in pairs[:5]]
+    assert max(sizes) - min(sizes) <= 1
+    assert task.leave_out(5, [0])[0].training.local_epochs == 3  # of 2: 2 x 5/4, rounded up
+    assert task.training.local_epochs == 2
+
+
+def test_as_many_samples_are_seen_as_without_folds() -> None:
+    made = setting(PFedLAX(), "mlp", local_epochs=10)
+    task = Task(FlatModel(copy.deepcopy(made.template), made.spec), [marked(100)], [0], made.training, 0, 1)
+    rest, _ = task.leave_out(5, [1])
+    assert rest.training.local_epochs * len(rest.samples[0]) == 13 * 80  # at least 10 x 100
+    assert float(rest.path[0]) == pytest.approx(0.05 * 13 * 20)
+
+
+# ---- settings, and what they are for
+
+
+def test_shares_that_are_not_judged_stay_and_nothing_is_left_out() -> None:
+    kept = {"two": PFedLAX(hold=1), "start": PFedLAX(hold=1, eta_start=0), "serve": PFedLAX(hold=1, eta_serve=0)}
+    found = {label: play(algorithm, [[0, 1, 2]] * 3, name="mlp").own for label, algorithm in kept.items()}
+    moved = {(label, key): bool((own[key] != -2).any()) for label, own in found.items() for key in ("#start", "#serve")}
+    assert moved == {
+        ("two", "#start"): True,
+        ("two", "#serve"): True,
+        ("start", "#start"): False,
+        ("start", "#serve"): True,
+        ("serve", "#start"): True,
+        ("serve", "#serve"): False,
+    }
+    made = setting(PFedLAX(eta_start=0, eta_serve=0), "mlp")
+    task, seen = task_of(made, [2]), list[int]()
+    task.model.module.register_forward_hook(lambda _, x, __: seen.append(len(x[0])))
+    made.algorithm.train(made.enroll().own, made.algorithm.download(server_of(made, 3).state, torch.tensor([2])), task)
+    assert sum(seen) == 2 * len(task.samples[0])
+
+
+def test_with_one_logit_training_starts_where_the_client_is_served() -> None:
+    played = play(PFedLAX(hold=1, logits="one"), [[0, 1, 2]] * 3, name="mlp")
+    assert torch.equal(played.state.start, played.state.serve)
+    assert (played.state.serve != torch.tensor(-2.0).sigmoid()).any()
+    apart = play(PFedLAX(hold=1), [[0, 1, 2]] * 3, name="mlp")
+    assert not torch.equal(apart.state.start, apart.state.serve)
+
+
+def test_others_weigh_alike_if_that_is_not_learned() -> None:
+    for eta, even in ((0.0, True), (1.0, False)):
+        state = play(PFedLAX(eta=eta), [[0, 1, 2, 3]] * 3, 4, name="mlp").state
+        q = weights_of_others(state.z, torch.arange(4))
+        assert torch.allclose(q[0, :, 1:], torch.full((2, 3), 1 / 3)) == even
+
+
+# ---- limits
+
+
+def fixed(first: float) -> PFedLAX:
+    return PFedLAX(first=first, eta_start=0, eta_serve=0)
+
+
+def parameters(layers: Layers) -> Layers:
+    return {key: rows for key, rows in layers.items() if not kind_of(key)}
+
+
+def test_all_of_ones_own_is_local_training_to_the_bit() -> None:
+    rounds = [[0, 1, 2], [1, 2], [0, 2], [0, 1, 2]]
+    mine, local = (play(algorithm, rounds) for algorithm in (fixed(200.0), Local()))
+    same({key: mine.own[key] for key in local.own}, local.own)
+    same(parameters(mine.personalized()), parameters(local.personalized()))
+
+
+def test_nothing_of_ones_own_is_the_others_mixture_to_the_bit() -> None:
+    mine = play(fixed(-200.0), [[0, 1, 2]] * 3)
+    made, ids = mine.setting, torch.arange(3)
+    sent = made.algorithm.download(mine.state, ids)
+    same(parameters(mine.personalized()), parameters(sent.layers))
+    task = task_of(made, [1], 4)
+    kept, upload = made.algorithm.train({k: x[[1]] for k, x in mine.own.items()}, sent.rows([1]), task)
+    same(
+        {key: kept[key] for key in made.spec.slots},
+        task_of(made, [1], 4).fit(sent.rows([1]).fill({k: x[[1]] for k, x in mine.own.items()})),
+    )
+    same({key: kept[key] - sent.layers[key][[1]] for key in upload.layers}, upload.layers)
+    even = play(PFedLAX(first=-200.0, eta_start=0, eta_serve=0, eta=0.0), [[0, 1, 2]])
+    for name in even.setting.spec.names:  # the mean of the two others
+        expected = (even.own[name].sum(0) - even.own[name]) / 2
+        np.testing.assert_allclose(even.personalized()[name], expected, atol=1e-6)
+
+
+def test_who_is_alone_is_local_to_the_bit_and_is_sent_nothing() -> None:
+    mine, local = (play(algorithm, [[0]] * 5, 1) for algorithm in (PFedLAX(), Local()))
+    same({key: mine.own[key] for key in local.own}, local.own)
+    same(mine.personalized(), local.personalized())
+    assert mine.server.ledger.down == 0
+    assert mine.setting.algorithm.diagnostics(mine.state)["alpha"].tolist() == [[[1.0]] * 3]
+
+
+def test_of_two_each_has_the_other() -> None:
+    played = play(PFedLAX(), [[0, 1]] * 5, 2)
+    sent = played.setting.algorithm.download(played.state, torch.tensor([0, 1]))
+    same(sent.layers, {key: rows.flip(0) for key, rows in played.state.theta.items()})
+    assert (played.own["#start"] != -2).any()
+
+
+# ---- in use
+
+
+def test_a_client_counts_its_own_rounds() -> None:
+    played = play(PFedLAX(), [[0, 1], [1, 2], [1]])
+    assert played.own["#rounds"].flatten().tolist() == [1, 3, 1]
+
+
+def test_what_is_sent_beside_the_model_is_two_values_a_layer() -> None:
+    played = play(PFedLAX(), [[0, 1, 2]])
+    layers = len(played.setting.spec.names)
+    mine, fedavg = played.server.ledger, play(FedAvg(), [[0, 1, 2]]).server.ledger
+    assert (mine.down, mine.up) == (fedavg.down, fedavg.up)
+    lines = mine.arrays()
+    assert lines["up:#start"].tolist() == lines["up:#serve"].tolist() == [4 * layers] * 3
+    values = {key for key in lines if key.startswith("up:#")}
+    assert values == {"up:#examples", "up:#path", "up:#serve", "up:#start"}
+
+
+def test_a_resumed_run_ends_as_one_that_was_not_stopped(tmp_path: Path) -> None:
+    def stop(progress: Any) -> None:
+        if progress.t == 3:
+            raise KeyboardInterrupt
+
+    whole, made = outcome_of(PFedLAX()), setting(PFedLAX())
+    record = RunRecord.create(tmp_path / "run", "", {})
+    with pytest.raises(KeyboardInterrupt):
+        outcome_of(made, record, stop)
+    record.release()
+    same_outcome(outcome_of(made, RunRecord.resume(tmp_path / "run")), whole)
+
+
+@pytest.mark.slow
+def test_groups_of_twins_learn_from_their_twins() -> None:
+    """Clients in two groups with opposite labels: each one's mixture of others comes from its own group."""
+    made, n = setting(PFedLAX(), "mlp", local_epochs=4), 6
+    rng, clients = np.random.default_rng(0), dict[int, ClientData]()
+    for i in range(n):
+        y = rng.integers(0, 2, 40)
+        x = rng.normal(size=(40, 2, 6, 6)) + (2 * y - 1)[:, None, None, None]
+        own = Samples(x, y if i < 3 else 1 - y)
+        clients[i] = ClientData(own, own)
+    played = Played(made, server_of(made, n), fleet_of(made, clients), n)
+    for _ in range(12):
+        run_round(made.algorithm, played.server, played.fleet, list(range(n)))
+    q = weights_of_others(played.state.z, torch.arange(n))[:, 0].view(2, 3, 2, 3)  # of the first layer, by group
+    own_group = float(q[0, :, 0].sum() + q[1, :, 1].sum()) / 6
+    assert own_group > 0.7  # of 1; by chance 2 in 5
