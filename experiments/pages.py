@@ -20,7 +20,7 @@ from pfedla.cli import cli
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "results" / "README.md")
-TABLE = re.compile(r"(<!-- pfedla (table [^>]*?) -->\n).*?(<!-- end -->\n)", re.DOTALL)
+TABLE = re.compile(r"(<!-- pfedla ((?:table|groups) [^>]*?) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 
 
 def written(text: str) -> str:

@@ -33,6 +33,7 @@ from pfedla.demo import DEMO, DEMO_METHODS
 from pfedla.errors import ConfigError, PfedlaError
 from pfedla.experiment import ROUNDS, experiment_of, federation_of, run_experiment
 from pfedla.experiment import resume as resume_run
+from pfedla.groups import groups
 from pfedla.interrupts import Stopped
 from pfedla.models import MODELS
 from pfedla.record import RunRecord
@@ -321,6 +322,9 @@ def algorithms() -> None:
     for name, kind in ALGORITHMS.items():
         table.add_row(name, (inspect.getdoc(kind) or "").partition("\n")[0].partition(": ")[2])
     _say(table)
+
+
+cli.add_command(groups)
 
 
 @cli.group()

@@ -1,0 +1,95 @@
+"""`pfedla groups`: where clients differ, read off the weights that runs learned."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from pfedla.errors import RunError
+from pfedla.experiment import load
+from pfedla.record import RunRecord
+from pfedla.report.groups import draw_groups, groups_table, measured
+
+__all__ = ["groups", "read_groups"]
+
+KEYS = {"label", "layers", "groups", "even", "rounds", "shares", "index", "pair", "chance"}
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Draw a picture, too: the file to write.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON to standard output, and nothing else there.")
+def groups(runs: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
+    """Show what runs' weights say about hidden groups of clients, layer by layer, as a Markdown table.
+
+    Each of RUNS is a run directory, a folder of them as `pfedla compare` leaves it, or what --json wrote before. Runs
+    that differ in nothing but the seed are averaged.
+    """
+    found = read_groups(runs)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        draw_groups(out, found)
+    click.echo(json.dumps(found, indent=1) if as_json else groups_table(found).rstrip())
+
+
+def read_groups(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return what is measured of all runs that these paths stand for, each with its label."""
+    by_source: dict[str, list[dict[str, Any]]] = {}
+    for path in paths:
+        record = RunRecord(path)
+        if path.is_file():
+            by_source.setdefault(path.stem, []).extend(_read(path))
+        elif record.exists:
+            if (run := _measure(path)) is None:
+                raise RunError(f"{path} has no weights by client, or its clients have no groups: see data.shift")
+            by_source.setdefault(path.resolve().parent.name, []).append(run)
+        else:
+            folders = sorted(child for child in path.glob("*") if child.is_dir() and RunRecord(child).complete)
+            measures = [run for run in map(_measure, folders) if run is not None]
+            if not measures:
+                raise RunError(f"{path} holds no complete run with weights by client, and groups of clients")
+            by_source.setdefault(path.resolve().name, []).extend(measures)
+    runs = [
+        run | ({"label": f"{source}, {run['label']}"} if len(by_source) > 1 else {})
+        for source, found in by_source.items()
+        for run in found
+    ]
+    _check(runs)
+    return runs
+
+
+def _measure(path: Path) -> dict[str, Any] | None:
+    """Return what is measured of a run, None if it has no weights or its clients no groups."""
+    known, result = RunRecord(path).facts().get("groups"), load(path)
+    if known is None or result.alpha is None:
+        return None
+    label = re.sub(r"-seed\d+$", "", path.resolve().name)
+    about = {"label": label, "algorithm": result.summary["algorithm"], "seed": result.summary["seed"]}
+    rounds, layers = result.diagnostics["round"], result.ledger.layers
+    return about | measured(result.alpha, rounds, layers, np.array(known))
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    """Read what --json wrote."""
+    try:
+        runs = json.loads(path.read_text())
+        if not (isinstance(runs, list) and runs and all(isinstance(run, dict) and run.keys() >= KEYS for run in runs)):
+            raise ValueError("it holds no runs")
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} is nothing that pfedla groups --json wrote: {error}") from None
+    return list(runs)
+
+
+def _check(runs: Sequence[dict[str, Any]]) -> None:
+    """Refuse to average what does not go together."""
+    first: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        other = first.setdefault(run["label"], run)
+        if any(run[key] != other[key] for key in ("layers", "rounds", "groups")):
+            raise RunError(f"the runs of {run['label']} differ in their layers, rounds or groups: name them one by one")

@@ -1,0 +1,228 @@
+"""Where do clients differ? What the weights of each layer say about hidden groups of clients, in numbers and a picture.
+
+Of each layer: how much weight goes to the client itself, to the others of its group and to the other groups; and how well
+the groups can be read off the weights alone, by spectral clustering, as the adjusted Rand index: 1 for the very groups,
+0 on average for any guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from pfedla.randomness import numpy_stream
+
+__all__ = [
+    "adjusted_rand_index",
+    "chance_of",
+    "draw_groups",
+    "groups_table",
+    "measured",
+    "overall",
+    "shares",
+    "spectral_clusters",
+]
+
+RESTARTS = 20  # of k-means
+STEPS = 100
+GUESSES = 1000  # by which chance is told
+PARTS = {"own": "the client itself", "group": "others of its group", "rest": "other groups"}
+_INK, _FAINT = "#22303c", "#6b7a87"
+_COLOURS = {"own": "#0072b2", "group": "#e69f00", "rest": "#bbbbbb"}  # of Okabe and Ito, and grey
+_LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+_MARKS = "osD^vPX"
+
+
+def shares(alpha: np.ndarray, groups: np.ndarray) -> dict[str, np.ndarray]:
+    """Return how much weight clients give to themselves, to others of their group and to other groups: `(..., L)`.
+
+    `alpha` is `(..., clients, layers, clients)`; the three are means over the clients, and add up to 1.
+    """
+    same = groups[:, None] == groups[None]
+    itself = np.eye(len(groups), dtype=bool)
+    masks = {"own": itself, "group": same & ~itself, "rest": ~same}
+    return {part: np.einsum("...ilj,ij->...l", alpha, mask) / len(groups) for part, mask in masks.items()}
+
+
+def adjusted_rand_index(one: np.ndarray, other: np.ndarray) -> float:
+    """Return how well two ways to group the same clients agree: 1 if they are the same, 0 on average by chance.
+
+    (Σ_ij C(n_ij, 2) - e) / (mean of Σ_i C(a_i, 2) and Σ_j C(b_j, 2) - e), with e the product of these two sums over
+    C(n, 2): Hubert & Arabie, "Comparing partitions", Journal of Classification 2, 1985.
+    """
+    table = np.zeros((one.max() + 1, other.max() + 1))
+    np.add.at(table, (one, other), 1)
+
+    def pairs(counts: np.ndarray) -> float:
+        return float((counts * (counts - 1)).sum() / 2)
+
+    both, rows, columns, everything = pairs(table), pairs(table.sum(1)), pairs(table.sum(0)), pairs(table.sum())
+    expected = rows * columns / everything if everything else 0.0
+    most = (rows + columns) / 2
+    return 1.0 if most == expected else (both - expected) / (most - expected)
+
+
+def spectral_clusters(weights: np.ndarray, k: int, seed: int = 0) -> np.ndarray:
+    """Return `k` clusters of clients read off one layer's weights `(clients, clients)`: `(clients,)`.
+
+    Ng, Jordan & Weiss, "On spectral clustering", NeurIPS 2001: k-means on the leading eigenvectors of D^-1/2 W D^-1/2,
+    rows scaled to length 1. W is what clients think of each other, (P + P')/2, where P are the weights of the others, of
+    every client scaled to sum up to 1: what it thinks of itself says nothing about groups.
+    """
+    others = weights.astype(np.float64)
+    np.fill_diagonal(others, 0)
+    total = others.sum(1, keepdims=True)
+    even = (1 - np.eye(len(others))) / max(len(others) - 1, 1)
+    others = np.where(total > 0, others / np.where(total > 0, total, 1), even)
+    affinity = (others + others.T) / 2
+    scale = np.sqrt(np.maximum(affinity.sum(1), np.finfo(float).tiny))
+    _, vectors = np.linalg.eigh(affinity / scale[:, None] / scale[None])
+    points = vectors[:, -k:]
+    points /= np.maximum(np.linalg.norm(points, axis=1, keepdims=True), np.finfo(float).tiny)
+    return _k_means(points, k, seed)
+
+
+def _k_means(points: np.ndarray, k: int, seed: int) -> np.ndarray:
+    """Return the best of several k-means, each begun with points far from one another (k-means++)."""
+    best, found = np.inf, np.zeros(len(points), np.int64)
+    for restart in range(RESTARTS):
+        rng = numpy_stream(seed, "k-means", restart)
+        centres = points[[rng.integers(len(points))]]
+        while len(centres) < k:
+            far = ((points[:, None] - centres[None]) ** 2).sum(-1).min(1)
+            chance = far / far.sum() if far.sum() > 0 else None
+            centres = np.vstack([centres, points[rng.choice(len(points), p=chance)]])
+        for _ in range(STEPS):
+            distance = ((points[:, None] - centres[None]) ** 2).sum(-1)  # (clients, k)
+            label = distance.argmin(1)
+            moved = np.stack([points[label == c].mean(0) if (label == c).any() else centres[c] for c in range(k)])
+            if np.array_equal(moved, centres):
+                break
+            centres = moved
+        if (cost := float(distance.min(1).sum())) < best:
+            best, found = cost, label
+    return found
+
+
+def chance_of(found: np.ndarray, groups: np.ndarray, seed: int = 0) -> float:
+    """Return the adjusted Rand index that 95 % of guesses stay below, clusters of these sizes dealt out at random."""
+    rng = numpy_stream(seed, "guesses")
+    guesses = [adjusted_rand_index(rng.permutation(found), groups) for _ in range(GUESSES)]
+    return float(np.quantile(guesses, 0.95))
+
+
+def measured(alpha: np.ndarray, rounds: np.ndarray, layers: Sequence[str], groups: np.ndarray) -> dict[str, Any]:
+    """Return all that is measured of a run, as JSON holds it; `alpha` is `(rounds, clients, layers, clients)`.
+
+    `pair` is the weight of one other client of the same group over that of one of another group; None if nobody has any.
+    """
+    k, n = len(np.unique(groups)), len(groups)
+    parts = shares(alpha, groups)  # (rounds, L)
+    clusters = [[spectral_clusters(now[:, place], k) for place in range(len(layers))] for now in alpha]
+    index = np.array([[adjusted_rand_index(found, groups) for found in now] for now in clusters])  # (rounds, L)
+    same = (groups[:, None] == groups[None]).sum(1) - 1.0
+    near, far = same.mean(), (n - 1 - same).mean()
+    final = {part: values[-1] for part, values in parts.items()}
+    with np.errstate(divide="ignore", invalid="ignore"):
+        pair = (final["group"] / near) / (final["rest"] / far)
+    return {
+        "groups": groups.tolist(),
+        "layers": list(layers),
+        "even": {"own": 1 / n, "group": near / n, "rest": far / n},
+        "rounds": rounds.tolist(),
+        "shares": {part: _plain(values) for part, values in parts.items()},
+        "index": _plain(index),
+        "pair": [float(ratio) if np.isfinite(ratio) else None for ratio in pair],
+        "chance": [chance_of(found, groups) for found in clusters[-1]],
+    }
+
+
+def _plain(values: np.ndarray) -> list[list[float]]:
+    return [[round(float(value), 6) for value in row] for row in values]
+
+
+def overall(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a line for each method and layer, with means over its runs: all that the table shows."""
+    lines: list[dict[str, Any]] = []
+    for label in dict.fromkeys(run["label"] for run in runs):
+        mine = [run for run in runs if run["label"] == label]
+        for place, layer in enumerate(mine[0]["layers"]):
+            last = {part: [run["shares"][part][-1][place] for run in mine] for part in PARTS}
+            index = [run["index"][-1][place] for run in mine]
+            pairs = [run["pair"][place] for run in mine]
+            lines.append(
+                {
+                    "label": label,
+                    "runs": len(mine),
+                    "layer": layer,
+                    **{part: float(np.mean(values)) for part, values in last.items()},
+                    "pair": None if None in pairs else float(np.exp(np.mean(np.log(np.maximum(pairs, 1e-9))))),
+                    "index": float(np.mean(index)),
+                    "spread": float(np.std(index, ddof=1)) if len(index) > 1 else None,
+                    "chance": float(np.mean([run["chance"][place] for run in mine])),
+                }
+            )
+    return lines
+
+
+def groups_table(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Return the measures at the end of the runs as a Markdown table: a row per method and layer."""
+    even = runs[0]["even"]
+    heads = ["weights of", "runs", "layer", *(f"on {words}" for words in PARTS.values())]
+    heads += ["one of the group / one of another", "groups found (ARI)", "95 % of guesses below"]
+    rows = [heads, ["---"] * len(heads)]
+    for line in overall(runs):
+        index = f"{line['index']:.2f}" + (f" ± {line['spread']:.2f}" if line["spread"] is not None else "")
+        pair = "-" if line["pair"] is None else f"{line['pair']:.1f}"
+        cells = [f"`{line['label']}`", str(line["runs"]), line["layer"], *(f"{line[part]:.3f}" for part in PARTS)]
+        rows.append([*cells, pair, index, f"{line['chance']:.2f}"])
+    if all(run["even"] == even for run in runs):
+        rows.append(["even weights", "", "", *(f"{even[part]:.3f}" for part in PARTS), "1.0", "", ""])
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def draw_groups(path: Path, runs: Sequence[Mapping[str, Any]]) -> None:
+    """Draw, for each method, the weights' shares of each layer at the end, and how well groups are found over rounds."""
+    labels = list(dict.fromkeys(run["label"] for run in runs))
+    tall = max(2.2, 0.34 * max(len(run["layers"]) for run in runs) + 1.2)
+    figure = Figure(figsize=(10.5, tall * len(labels) + 0.9), dpi=110, layout="constrained")
+    figure.suptitle(
+        "Where clients differ: weights by hidden group, layer by layer", color=_INK, fontsize=12, weight="bold"
+    )
+    axes = figure.subplots(len(labels), 2, squeeze=False, width_ratios=(1.0, 1.15))
+    for (left, right), label in zip(axes, labels, strict=True):
+        mine = [run for run in runs if run["label"] == label]
+        layers, even = mine[0]["layers"], mine[0]["even"]
+        places, start = np.arange(len(layers)), np.zeros(len(layers))
+        for part, words in PARTS.items():
+            width = np.mean([run["shares"][part][-1] for run in mine], axis=0)
+            left.barh(places, width, left=start, color=_COLOURS[part], height=0.72, label=words)
+            start += width
+        for edge in (even["own"], even["own"] + even["group"]):
+            left.axvline(edge, color=_INK, linewidth=0.9, linestyle=":")
+        left.set_yticks(places, layers, fontsize=8.5, color=_INK)
+        left.invert_yaxis()
+        left.set_xlim(0, 1)
+        left.set_xlabel("share of weight after the last round (dotted: even weights)", fontsize=8, color=_FAINT)
+        left.set_title(label, fontsize=10, color=_INK, loc="left")
+        for place, layer in enumerate(layers):
+            curve = np.mean([np.array(run["index"])[:, place] for run in mine], axis=0)
+            style = {"color": _LINES[place % 7], "marker": _MARKS[place % 7], "markersize": 4, "linewidth": 1.4}
+            right.plot(mine[0]["rounds"], curve, label=layer, **style)
+        chance = np.mean([run["chance"] for run in mine])
+        right.axhspan(-0.5, chance, color="#eeeeee", zorder=0)
+        right.text(mine[0]["rounds"][-1], chance, "95 % of guesses ", ha="right", va="top", fontsize=7.5, color=_FAINT)
+        right.set_ylim(-0.35, 1.05)
+        right.set_ylabel("groups found (ARI)", fontsize=8.5, color=_INK)
+        right.set_xlabel("round", fontsize=8, color=_FAINT)
+        right.legend(fontsize=7.5, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        for axis in (left, right):
+            axis.tick_params(length=0, labelsize=8, colors=_FAINT)
+            axis.spines[["top", "right"]].set_visible(False)
+        left.tick_params(axis="y", colors=_INK)
+    axes[0, 0].legend(fontsize=7.5, ncols=3, frameon=False, loc="lower left", bbox_to_anchor=(-0.02, 1.1))
+    figure.savefig(path)
