@@ -1,8 +1,8 @@
 """Where do clients differ? What the weights of each layer say about hidden groups of clients, in numbers and a picture.
 
-Of each layer: how much weight goes to the client itself, to the others of its group and to the other groups; and how well
-the groups can be read off the weights alone, by spectral clustering, as the adjusted Rand index: 1 for the very groups,
-0 on average for any guess.
+Of each layer: how much weight goes to the client itself, to the others of its group and to the other groups; and how
+well the groups can be read off the weights alone, by spectral clustering, as the adjusted Rand index: 1 for the very
+groups, 0 on average for any guess.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
     "spectral_clusters",
 ]
 
-RESTARTS = 20  # of k-means
+RESTARTS = 10  # of k-means
 STEPS = 100
 GUESSES = 1000  # by which chance is told
 PARTS = {"own": "the client itself", "group": "others of its group", "rest": "other groups"}
@@ -54,24 +54,30 @@ def adjusted_rand_index(one: np.ndarray, other: np.ndarray) -> float:
     (Σ_ij C(n_ij, 2) - e) / (mean of Σ_i C(a_i, 2) and Σ_j C(b_j, 2) - e), with e the product of these two sums over
     C(n, 2): Hubert & Arabie, "Comparing partitions", Journal of Classification 2, 1985.
     """
-    table = np.zeros((one.max() + 1, other.max() + 1))
-    np.add.at(table, (one, other), 1)
+    return float(_indices(one[None], other)[0])
 
-    def pairs(counts: np.ndarray) -> float:
-        return float((counts * (counts - 1)).sum() / 2)
 
-    both, rows, columns, everything = pairs(table), pairs(table.sum(1)), pairs(table.sum(0)), pairs(table.sum())
-    expected = rows * columns / everything if everything else 0.0
-    most = (rows + columns) / 2
-    return 1.0 if most == expected else (both - expected) / (most - expected)
+def _indices(many: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Return the adjusted Rand index of each of many groupings `(m, clients)` of clusters of the same sizes: `(m,)`."""
+    one_hot = [(grouping[..., None] == np.arange(grouping.max() + 1)).astype(float) for grouping in (many, other)]
+    table = one_hot[0].swapaxes(-1, -2) @ one_hot[1]  # (m, clusters, groups)
+
+    def pairs(counts: np.ndarray) -> np.ndarray:
+        found: np.ndarray = (counts * (counts - 1) / 2).sum(-1)
+        return found
+
+    both, n = pairs(table).sum(-1), many.shape[-1]
+    rows, columns = pairs(table[0].sum(1)), pairs(table[0].sum(0))
+    expected, most = rows * columns / max(n * (n - 1) / 2, 1), (rows + columns) / 2
+    return np.ones_like(both) if most == expected else (both - expected) / (most - expected)
 
 
 def spectral_clusters(weights: np.ndarray, k: int, seed: int = 0) -> np.ndarray:
     """Return `k` clusters of clients read off one layer's weights `(clients, clients)`: `(clients,)`.
 
     Ng, Jordan & Weiss, "On spectral clustering", NeurIPS 2001: k-means on the leading eigenvectors of D^-1/2 W D^-1/2,
-    rows scaled to length 1. W is what clients think of each other, (P + P')/2, where P are the weights of the others, of
-    every client scaled to sum up to 1: what it thinks of itself says nothing about groups.
+    rows scaled to length 1. W is what clients think of each other, (P + P')/2, where P are the weights of the others,
+    of every client scaled to sum up to 1: what it thinks of itself says nothing about groups.
     """
     others = weights.astype(np.float64)
     np.fill_diagonal(others, 0)
@@ -110,15 +116,14 @@ def _k_means(points: np.ndarray, k: int, seed: int) -> np.ndarray:
 
 def chance_of(found: np.ndarray, groups: np.ndarray, seed: int = 0) -> float:
     """Return the adjusted Rand index that 95 % of guesses stay below, clusters of these sizes dealt out at random."""
-    rng = numpy_stream(seed, "guesses")
-    guesses = [adjusted_rand_index(rng.permutation(found), groups) for _ in range(GUESSES)]
-    return float(np.quantile(guesses, 0.95))
+    guesses = numpy_stream(seed, "guesses").permuted(np.tile(found, (GUESSES, 1)), axis=1)
+    return float(np.quantile(_indices(guesses, groups), 0.95))
 
 
 def measured(alpha: np.ndarray, rounds: np.ndarray, layers: Sequence[str], groups: np.ndarray) -> dict[str, Any]:
     """Return all that is measured of a run, as JSON holds it; `alpha` is `(rounds, clients, layers, clients)`.
 
-    `pair` is the weight of one other client of the same group over that of one of another group; None if nobody has any.
+    `pair` is the weight of one other client of the same group over that of one of another group, None if there is none.
     """
     k, n = len(np.unique(groups)), len(groups)
     parts = shares(alpha, groups)  # (rounds, L)
@@ -186,7 +191,7 @@ def groups_table(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def draw_groups(path: Path, runs: Sequence[Mapping[str, Any]]) -> None:
-    """Draw, for each method, the weights' shares of each layer at the end, and how well groups are found over rounds."""
+    """Draw for each method the shares of weight in each layer at the end, and how well groups are found over rounds."""
     labels = list(dict.fromkeys(run["label"] for run in runs))
     tall = max(2.2, 0.34 * max(len(run["layers"]) for run in runs) + 1.2)
     figure = Figure(figsize=(10.5, tall * len(labels) + 0.9), dpi=110, layout="constrained")

@@ -1,0 +1,162 @@
+"""Groups read off weights: against plain loops, on planted blocks and against chance."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from pfedla.report.groups import (
+    adjusted_rand_index,
+    chance_of,
+    draw_groups,
+    groups_table,
+    measured,
+    overall,
+    shares,
+    spectral_clusters,
+)
+
+GROUPS = np.repeat([0, 1, 2], 4)
+
+
+def planted(strength: float, seed: int = 0, groups: np.ndarray = GROUPS, own: float = 0.5) -> np.ndarray:
+    """Return one layer's noisy weights, larger within groups by a factor of 1 + strength: `(clients, clients)`."""
+    rng, n = np.random.default_rng(seed), len(groups)
+    weights = rng.uniform(0.5, 1.5, (n, n)) * (1 + strength * (groups[:, None] == groups[None]))
+    np.fill_diagonal(weights, 0)
+    weights *= (1 - own) / weights.sum(1, keepdims=True)
+    np.fill_diagonal(weights, own)
+    return weights
+
+
+def test_shares_are_sums_of_weights() -> None:
+    alpha = np.random.default_rng(0).dirichlet(np.ones(5), (3, 5, 2))  # (rounds, clients, layers, clients)
+    groups = np.array([0, 0, 1, 1, 1])
+    found = shares(alpha, groups)
+    for t, layer in itertools.product(range(3), range(2)):
+        own, group, rest = [], [], []
+        for i in range(5):
+            own.append(alpha[t, i, layer, i])
+            group.append(sum(alpha[t, i, layer, j] for j in range(5) if j != i and groups[j] == groups[i]))
+            rest.append(sum(alpha[t, i, layer, j] for j in range(5) if groups[j] != groups[i]))
+        for part, values in (("own", own), ("group", group), ("rest", rest)):
+            assert found[part][t, layer] == pytest.approx(np.mean(values))
+    np.testing.assert_allclose(sum(found.values()), 1.0)
+
+
+def by_pairs(one: np.ndarray, other: np.ndarray) -> float:
+    """Return the adjusted Rand index, by counting pairs of clients that are together in both, one or none."""
+    both = first = second = neither = 0
+    for i, j in itertools.combinations(range(len(one)), 2):
+        a, b = one[i] == one[j], other[i] == other[j]
+        both, first, second, neither = (
+            both + (a and b),
+            first + (a and not b),
+            second + (b and not a),
+            neither + (not a and not b),
+        )
+    above = 2 * (both * neither - first * second)
+    below = (both + first) * (first + neither) + (both + second) * (second + neither)
+    return above / below if below else 1.0
+
+
+def test_the_adjusted_rand_index_counts_pairs() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        one, other = rng.integers(0, 3, 12), rng.integers(0, 4, 12)
+        assert adjusted_rand_index(one, other) == pytest.approx(by_pairs(one, other), abs=1e-12)
+        assert adjusted_rand_index(one, other) == pytest.approx(adjusted_rand_index(other, one))
+    assert adjusted_rand_index(GROUPS, (GROUPS + 1) % 3) == 1  # names do not matter
+    assert adjusted_rand_index(np.zeros(4, int), np.zeros(4, int)) == 1
+    assert adjusted_rand_index(np.arange(4), np.zeros(4, int)) == 0
+    guesses = [adjusted_rand_index(rng.permutation(GROUPS), GROUPS) for _ in range(2000)]
+    assert abs(np.mean(guesses)) < 0.02  # adjusted for chance
+
+
+@pytest.mark.parametrize("own", [0.0, 0.5, 0.999])
+@pytest.mark.parametrize("groups", [GROUPS, np.array([0, 1, 0, 2, 2, 1, 0, 1, 2, 0]), np.repeat([0, 1], 2)])
+def test_planted_groups_are_found_whatever_the_own_weight(own: float, groups: np.ndarray) -> None:
+    for seed in range(5):
+        found = spectral_clusters(planted(8.0, seed, groups, own), len(np.unique(groups)))
+        assert adjusted_rand_index(found, groups) == 1
+
+
+def test_in_weights_without_groups_none_are_found() -> None:
+    found = [adjusted_rand_index(spectral_clusters(planted(0.0, seed), 3), GROUPS) for seed in range(30)]
+    assert abs(np.mean(found)) < 0.1
+    weak = [adjusted_rand_index(spectral_clusters(planted(0.6, seed), 3), GROUPS) for seed in range(15)]
+    assert 0.2 < np.mean(weak) < 1  # and a little is found where there is a little
+
+
+def test_clusters_are_the_same_for_the_same_weights_and_any_weights_have_some() -> None:
+    weights = planted(0.5)
+    before = weights.copy()
+    assert np.array_equal(spectral_clusters(weights, 3), spectral_clusters(weights, 3))
+    assert np.array_equal(weights, before)
+    for strange in (np.eye(6), np.full((6, 6), 1 / 6), np.zeros((6, 6))):
+        assert spectral_clusters(strange, 3).shape == (6,)
+    assert spectral_clusters(np.ones((1, 1)), 1).tolist() == [0]
+
+
+def test_chance_is_what_most_guesses_stay_below() -> None:
+    rng = np.random.default_rng(5)
+    level = chance_of(GROUPS, GROUPS)
+    guesses = np.array([adjusted_rand_index(rng.permutation(GROUPS), GROUPS) for _ in range(4000)])
+    assert 0.93 < (guesses <= level).mean() < 0.985
+    assert 0 < level < 0.5
+
+
+def run(label: str = "pfedla", seed: int = 0, strength: float = 8.0) -> dict[str, Any]:
+    """Measure weights whose second layer has groups, in the second of two rounds."""
+    early = np.stack([planted(0, seed), planted(0, seed + 1)], 1)
+    late = np.stack([planted(0, seed + 2), planted(strength, seed)], 1)
+    found = measured(np.stack([early, late]), np.array([5, 10]), ["conv", "fc"], GROUPS)
+    return {"label": label, "algorithm": "pfedla", "seed": seed, **found}
+
+
+def test_what_is_measured_of_a_run() -> None:
+    found = run()
+    assert found["even"] == {"own": 1 / 12, "group": 3 / 12, "rest": 8 / 12}
+    assert found["index"][-1][1] == 1
+    assert found["index"][0][1] < 0.5
+    assert found["rounds"] == [5, 10]
+    assert found["shares"]["own"][-1] == [0.5, 0.5]
+    conv, fc = found["pair"]
+    assert 0.8 < conv < 1.25
+    assert fc == pytest.approx(9, rel=0.2)  # 1 + strength
+    assert all(0 < chance < 0.6 for chance in found["chance"])
+    alone = measured(np.full((1, 2, 1, 2), 0.5), np.array([1]), ["fc"], np.array([0, 0]))
+    assert alone["pair"] == [None]  # there is no other group
+
+
+def test_the_table_has_means_over_runs() -> None:
+    runs = [run(seed=seed) for seed in (0, 10, 20)] + [run("other", 30)]
+    lines = overall(runs)
+    assert [(line["label"], line["layer"], line["runs"]) for line in lines] == [
+        ("pfedla", "conv", 3),
+        ("pfedla", "fc", 3),
+        ("other", "conv", 1),
+        ("other", "fc", 1),
+    ]
+    index = [one["index"][-1][0] for one in runs[:3]]
+    assert lines[0]["index"] == pytest.approx(np.mean(index))
+    assert lines[0]["spread"] == pytest.approx(np.std(index, ddof=1))
+    rows = [row.strip("| ").split(" | ") for row in groups_table(runs).splitlines()]
+    assert {len(row) for row in rows[:-1]} == {9}
+    assert rows[3][:4] == ["`pfedla`", "3", "fc", "0.500"]
+    assert rows[3][-2] == "1.00 ± 0.00"
+    assert rows[5][-2] == "1.00"
+    assert rows[-1][0] == "even weights"
+
+
+def test_the_picture_is_drawn(tmp_path: Path) -> None:
+    draw_groups(tmp_path / "one.png", [run()])
+    draw_groups(tmp_path / "two.png", [run(), run(seed=3), run("other", strength=0.0)])
+    one, two = (imread(tmp_path / f"{name}.png") for name in ("one", "two"))
+    assert two.shape[0] > one.shape[0] > 200
+    assert two.std() > 0.05

@@ -1,0 +1,79 @@
+"""The command `pfedla groups`, on runs and on what it wrote before."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pfedla.cli import cli
+from pfedla.comparison import compare, parse_variant
+from pfedla.errors import RunError
+from pfedla.groups import read_groups
+from pfedla.record import RunRecord
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a comparison on shifted labels: two methods with weights, and one without."""
+    out = tmp_path_factory.mktemp("runs") / "shifted"
+    tables: dict[str, dict[str, Any]] = {
+        "data": {"clients": 4, "samples_per_client": 12, "shift": "labels", "shift_groups": 2},
+        "split": {"name": "iid"},
+        "model": {"name": "mlp"},
+        "training": {"local_epochs": 1},
+        "schedule": {"rounds": 2, "eval_every": 1},
+        "machine": {"workers": 0},
+    }
+    compare(tables, [parse_variant(text) for text in ("fedavg", "pfedla", "pfedla-x,hold=1")], [0, 1], out)
+    return out
+
+
+def invoke(*words: object) -> Result:
+    return CliRunner().invoke(cli, ["groups", *map(str, words)], catch_exceptions=False)
+
+
+def test_the_record_knows_the_groups(compared: Path) -> None:
+    assert RunRecord(compared / "fedavg-seed0").facts()["groups"] == [0, 0, 1, 1]
+
+
+def test_a_comparison_is_shown_drawn_and_written(compared: Path, tmp_path: Path) -> None:
+    shown = invoke(compared, "--out", tmp_path / "new" / "groups.png")
+    rows = [row.split(" | ") for row in shown.stdout.splitlines()]
+    assert [row[0].strip("| ") for row in rows[2:]] == ["`pfedla`"] * 2 + ["`pfedla-x,hold=1`"] * 2 + ["even weights"]
+    assert rows[2][1] == "2"  # runs
+    assert (tmp_path / "new" / "groups.png").stat().st_size > 10_000
+    written = invoke(compared, "--json")
+    runs = json.loads(written.stdout)
+    assert [(run["label"], run["seed"]) for run in runs] == [
+        (m, s) for m in ("pfedla", "pfedla-x,hold=1") for s in (0, 1)
+    ]
+    (tmp_path / "labels.json").write_text(written.stdout)
+    assert invoke(tmp_path / "labels.json").stdout == shown.stdout
+    (tmp_path / "inputs.json").write_text(written.stdout)
+    both = invoke(tmp_path / "labels.json", tmp_path / "inputs.json").stdout
+    assert "`labels, pfedla`" in both
+    assert "`inputs, pfedla`" in both
+
+
+def test_a_run_alone(compared: Path) -> None:
+    (run,) = read_groups([compared / "pfedla-seed1"])
+    assert (run["label"], run["algorithm"], run["groups"], run["rounds"]) == ("pfedla", "pfedla", [0, 0, 1, 1], [1, 2])
+
+
+def test_what_has_no_weights_no_groups_or_does_not_go_together_is_refused(compared: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="fedavg-seed0 has no weights by client, or its clients have no groups"):
+        read_groups([compared / "fedavg-seed0"])
+    with pytest.raises(RunError, match="holds no complete run with weights by client"):
+        read_groups([tmp_path])
+    (tmp_path / "strange.json").write_text("[{}]")
+    with pytest.raises(RunError, match=r"strange\.json is nothing that pfedla groups --json wrote: it holds no runs"):
+        read_groups([tmp_path / "strange.json"])
+    runs = read_groups([compared])
+    runs[1]["rounds"] = [1]
+    (tmp_path / "mixed.json").write_text(json.dumps(runs))
+    with pytest.raises(RunError, match="differ in their layers, rounds or groups"):
+        read_groups([tmp_path / "mixed.json"])
