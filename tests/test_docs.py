@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import re
 import runpy
 import shlex
@@ -18,7 +19,8 @@ from click.testing import CliRunner
 import pfedla
 from experiments import pages
 from pfedla import cli
-from pfedla.config import Experiment
+from pfedla.comparison import parse_variant
+from pfedla.config import Experiment, merge, read_tables
 from pfedla.data.federation import Data
 from pfedla.models import MODELS
 from pfedla.settings import names_of
@@ -148,6 +150,17 @@ def test_experiments_are_valid(caplog: pytest.LogCaptureFixture) -> None:
     for path in (ROOT / "experiments").glob("*.toml"):
         Experiment.load(path)
     assert not caplog.records  # none is of an earlier version
+
+
+def test_commands_of_experiments_name_methods_and_settings_that_there_are() -> None:
+    lines = [line for page in (ROOT / "experiments").glob("*.md") for line in commands(page) if " compare " in line]
+    assert lines
+    for line in lines:
+        words = shlex.split(line)[2:]
+        tables = read_tables(ROOT / words[0])
+        for option, value in itertools.pairwise(words[1:]):
+            if option == "-a":
+                Experiment.from_tables(merge(tables, parse_variant(value).changes))
 
 
 @pytest.mark.parametrize("name", MODELS)
