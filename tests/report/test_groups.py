@@ -27,7 +27,7 @@ GROUPS = np.repeat([0, 1, 2], 4)
 def planted(strength: float, seed: int = 0, groups: np.ndarray = GROUPS, own: float = 0.5) -> np.ndarray:
     """Return one layer's noisy weights, larger within groups by a factor of 1 + strength: `(clients, clients)`."""
     rng, n = np.random.default_rng(seed), len(groups)
-    weights = rng.uniform(0.5, 1.5, (n, n)) * (1 + strength * (groups[:, None] == groups[None]))
+    weights: np.ndarray = rng.uniform(0.5, 1.5, (n, n)) * (1 + strength * (groups[:, None] == groups[None]))
     np.fill_diagonal(weights, 0)
     weights *= (1 - own) / weights.sum(1, keepdims=True)
     np.fill_diagonal(weights, own)
