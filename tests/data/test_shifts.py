@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 
+from pfedla.cli import cli
 from pfedla.config import Experiment
 from pfedla.data.federation import Data, Federation, federate
 from pfedla.data.partition import partition
@@ -178,3 +181,12 @@ def test_sizes_by_a_power_law() -> None:
     assert sorted(least, reverse=True) == [100, 12, 10, 10, 10, 10, 10, 10]
     steep = [len(part.train) + len(part.test) for part in partition(y, IID(), size_power=1e3, **how)]
     assert sorted(steep) == [2] * 7 + [100]
+
+
+def test_the_command_line_shows_groups_and_what_they_have(tmp_path: Path) -> None:
+    settings = ("--clients", "4", "--split", "iid", "--set", "data.shift=labels", "--set", "data.shift_groups=2")
+    shown = CliRunner().invoke(cli, ["data", "show", *settings, "--out", str(tmp_path / "who.png")])
+    assert shown.exit_code == 0
+    assert "fashion-mnist-10k, iid, shift of labels, seed 0" in shown.output
+    assert "group 1: images as they are, labels moved by 1 along a cycle" in shown.output
+    assert (tmp_path / "who.png").exists()
