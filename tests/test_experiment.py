@@ -393,6 +393,7 @@ def test_a_run_leaves_what_it_promises(tmp_path: Path) -> None:
         "shape": [3, 16, 16],
         "outputs": 3,
         "classes": ["0", "1", "2"],
+        "groups": None,
         "samples": [[8, 4], [9, 4], [10, 4], [10, 5]],
     }
     assert json.loads((out / "summary.json").read_text()) == result.summary
