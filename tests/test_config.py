@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pfedla.algorithms import ALGORITHMS, FedAvg, HeurPFedLA, PFedLA, PFedLAPeers
+from pfedla.codec import Codec
 from pfedla.config import Experiment, Machine, Tables, algorithm_name, merge, parse_assignments, read_tables
 from pfedla.data.federation import Data
 from pfedla.data.splits import SPLITS, Classes, NonIID2
@@ -37,6 +38,7 @@ def test_settings_that_are_not_defaults_survive_toml(tmp_path: Path) -> None:
         Model("mlp", {"all": "fc*"}),
         Regression(),
         Training(lr=1e-7, momentum=0.9),
+        Codec("top-k", "int4", keep=0.01),
         Schedule(seed=-3, rounds=7, participants=2),
         Machine(workers=0, storage="disk", ray_address="auto", checkpoints=False),
     )
@@ -47,12 +49,13 @@ def test_settings_that_are_not_defaults_survive_toml(tmp_path: Path) -> None:
 
 def test_a_configuration_is_complete() -> None:
     tables = Experiment().tables()
-    sections = ["algorithm", "data", "split", "model", "objective", "training", "schedule", "machine"]
+    sections = ["algorithm", "data", "split", "model", "objective", "training", "codec", "schedule", "machine"]
     assert list(tables) == sections
     assert tables["algorithm"]["name"] == "pfedla"
     assert tables["split"]["name"] == "non-iid-1"
     assert set(tables["training"]) == {"local_epochs", "batch_size", "lr", "momentum", "weight_decay"}
     assert tables["objective"] == {"name": "classification"}
+    assert tables["codec"] == {}  # layers travel as they are: nothing is written
     assert set(tables["schedule"]) == {"seed", "rounds", "eval_every"}  # all participate: nothing is written
     assert Experiment.from_tables({}) == Experiment()
 

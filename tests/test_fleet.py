@@ -13,7 +13,7 @@ from pfedla.client import Kept
 from pfedla.layers import Layers
 from pfedla.rounds import run_round
 from pfedla.training import Task
-from pfedla.wire import Payload, pack
+from pfedla.wire import Payload
 from tests.troubled import Counting
 from tests.world import data, download, fleet_of, same, server_of, setting
 
@@ -79,7 +79,7 @@ def test_a_fleet_goes_back_to_a_snapshot_to_the_bit(algorithm: Algorithm[Any]) -
         run_round(made.algorithm, server, fleet, participants)
     saved = copy.deepcopy(fleet.snapshot())
     assert saved.rounds.tolist() == [1, 2, 1, 1]
-    sent = pack(made.algorithm.download(server.state, torch.tensor(ids)))
+    sent = made.algorithm.download(server.state, torch.tensor(ids))
     found: list[tuple[Payload, Kept, str]] = []
     for place in (fleet, fleet, fleet_of(made, data(4))):  # as it went on, gone back, and another fleet
         if found:

@@ -14,6 +14,7 @@ from torch import Tensor
 from pfedla.algorithm import Algorithm
 from pfedla.algorithms import FedAvg, FedFomo, Local, PFedLA, Scaffold
 from pfedla.client import Setting
+from pfedla.codec import Codec, Coding
 from pfedla.fleet import Answers, SimulatedFleet
 from pfedla.inspection import LATEST, Inspector
 from pfedla.layers import Layers, entry
@@ -202,15 +203,12 @@ def test_nothing_sent_is_nothing_to_refuse() -> None:
     assert Inspector().inspect(Local(), {0: upload, 1: upload}).accepted == [0, 1]
 
 
-def test_what_cannot_be_unpacked_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unpack(upload: Payload) -> Payload:
-        if float(upload.layers["fc"][0, 0]) == 2:
-            raise ValueError("no such codec")
-        return upload
-
-    monkeypatch.setattr("pfedla.inspection.unpack", unpack)
-    found = Inspector().inspect(FedAvg(), {0: payload(1.0), 4: payload(2.0)})
-    assert found == ([0], {4: "it cannot be unpacked: no such codec"})
+def test_what_cannot_be_unpacked_is_refused() -> None:
+    coding = Coding(Codec(up="int8"), {"fc": 2})
+    good = coding.pack(payload(1.0), "up", [0], 1)
+    found = Inspector().inspect(FedAvg(), {0: good, 4: payload(2.0)}, coding)
+    why = "it cannot be unpacked: fc is no int8: torch.float32 (2,), not torch.uint8 (10,)"
+    assert found == ([0], {4: why})
 
 
 def test_entries_of_the_methods_own_are_asked_of_everybody_when_most_have_them() -> None:

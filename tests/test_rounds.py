@@ -17,9 +17,10 @@ from torch import Tensor
 from pfedla.algorithm import Algorithm
 from pfedla.algorithms import PFedLA
 from pfedla.algorithms.fedavg import FedAvg, Local, SharedModel
+from pfedla.codec import Codec
 from pfedla.engine import FlatModel
 from pfedla.errors import ConfigError
-from pfedla.layers import Layers
+from pfedla.layers import Layers, kind_of
 from pfedla.record import RunRecord
 from pfedla.rounds import Schedule, evaluate, participants, run_round
 from pfedla.training import Task, score
@@ -222,29 +223,21 @@ def test_the_personalized_model_of_a_client_that_is_missing_is_blank() -> None:
             assert torch.equal(rows[client], everybody.personalized[key][client]), key
 
 
-# ---- a codec in the place of pack and unpack
+# ---- with a codec
 
 
-def travel_in_half_precision(patch: pytest.MonkeyPatch) -> None:
-    """Have layers travel as float16, both ways, seen by nobody but `pack` and `unpack`."""
+HALF = Codec("float16", "float16")
 
-    def pack(payload: Payload) -> Payload:
-        return payload._replace(layers={key: rows.half() for key, rows in payload.layers.items()})
 
-    def unpack(packed: Payload) -> Payload:
-        assert all(rows.dtype == torch.float16 for rows in packed.layers.values())
-        return packed._replace(layers={key: rows.float() for key, rows in packed.layers.items()})
-
-    for place in ("pfedla.rounds", "pfedla.client"):
-        patch.setattr(f"{place}.pack", pack)
-        patch.setattr(f"{place}.unpack", unpack)
+def halved(layers: Layers) -> Layers:
+    """Return what float16 makes of layers: it rounds trained parameters, and nothing else."""
+    return {key: rows if kind_of(key) else rows.half().float() for key, rows in layers.items()}
 
 
 @pytest.mark.parametrize("fleet", [fleet_of, WireFleet])
-def test_the_ledger_counts_what_a_codec_packs(fleet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = play(FedAvg(), fleet=fleet).server.ledger.arrays()
-    travel_in_half_precision(monkeypatch)
-    played = play(FedAvg(), fleet=fleet)
+def test_the_ledger_counts_what_a_codec_packs(fleet: Any) -> None:
+    plain = play(FedAvg(), fleet=fleet, name="mlp").server.ledger.arrays()
+    played = play(FedAvg(), fleet=fleet, name="mlp", codec=HALF)
     packed = played.server.ledger.arrays()
     for direction in ("down", "up"):
         assert (packed[direction] > 0).all()
@@ -255,7 +248,7 @@ def test_the_ledger_counts_what_a_codec_packs(fleet: Any, monkeypatch: pytest.Mo
         assert sent == sum(values.sum() for key, values in packed.items() if key.startswith(("down", "up")))
 
 
-def test_what_the_clients_unpacked_is_what_reaches_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_clients_unpacked_is_what_reaches_the_update() -> None:
     seen: list[tuple[str, list[int], Payload]] = []
     uploads: dict[str, list[Payload]] = {"sent": [], "taken": []}
 
@@ -275,26 +268,23 @@ def test_what_the_clients_unpacked_is_what_reaches_the_update(monkeypatch: pytes
             uploads["taken"].append(copy.deepcopy(upload))
             return super().update(state, ids, got, upload)
 
-    travel_in_half_precision(monkeypatch)
-    made = setting(Recording())
+    made = setting(Recording(), codec=HALF)
     run_round(made.algorithm, server_of(made, 3), fleet_of(made, data(3)), [0, 2])
     (_, ids, downloaded), *trained, (last, updated, got) = seen
     assert (ids, last, updated) == ([0, 2], "update", [0, 2])
     by_client = {clients[0]: payload for _, clients, payload in trained}
     same(got, Payload.stack([by_client[0], by_client[2]]))
-    same(got.layers, {key: rows.half().float() for key, rows in downloaded.layers.items()})
+    same(got.layers, halved(downloaded.layers))
     assert not torch.equal(got.layers["fc"], downloaded.layers["fc"])
     (taken,), sent = uploads["taken"], Payload.stack(uploads["sent"][::-1])  # the client with more samples came first
-    same(taken.layers, {key: rows.half().float() for key, rows in sent.layers.items()})
+    same(taken.layers, halved(sent.layers))
     assert not torch.equal(taken.layers["fc"], sent.layers["fc"])
 
 
-def test_with_a_codec_clients_are_scored_on_what_they_unpack(monkeypatch: pytest.MonkeyPatch) -> None:
-    travel_in_half_precision(monkeypatch)
-    made, clients = setting(FedAvg()), data(3, test_seed=9)
-    found = evaluate(made.algorithm, server_of(made, 3).state, fleet_of(made, clients), 3, 0)
+def test_with_a_codec_clients_are_scored_on_what_they_unpack() -> None:
+    made, clients = setting(FedAvg(), codec=HALF), data(3, test_seed=9)
+    found = evaluate(made.algorithm, server_of(made, 3).state, fleet_of(made, clients), 3, 0, made.coding)
     theta, model = theta_of(made), FlatModel(made.template, made.spec)
-    halved = {key: rows.half().float() if rows.is_floating_point() else rows for key, rows in theta.items()}
     for client, mine in clients.items():
-        losses = [score(model, layers, [mine.test])["loss"][0] for layers in (halved, theta)]
+        losses = [score(model, layers, [mine.test])["loss"][0] for layers in (halved(theta), theta)]
         assert found.personalized["loss"][client] == losses[0] != losses[1]

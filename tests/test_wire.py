@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 from pfedla.layers import Layers
-from pfedla.wire import Payload, decode, encode, pack, unpack
+from pfedla.wire import Payload, decode, encode
 from tests.world import same
 
 NAMES = ("a", "b")
@@ -152,12 +152,6 @@ def test_layers_values_and_header_are_the_whole_message(payload: Payload) -> Non
         received.append(decode(message, payload.names))
         same(received[-1].tensors(0), payload.tensors(row))
     same(Payload.stack(received), payload)
-
-
-def test_pack_and_unpack_change_nothing_until_there_is_a_codec() -> None:
-    payload = Payload.of(some_layers(), SENT, NAMES, **VALUES)
-    same(pack(payload), payload)
-    same(unpack(pack(payload)), payload)
 
 
 def test_one_client_is_encoded_at_a_time() -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from pfedla.algorithm import Algorithm
 from pfedla.algorithms import ALGORITHMS, APFL, Clustered, PFedLAPeers, PFedLAX
 from pfedla.client import Evaluation, Job, Runtime, Setting
+from pfedla.codec import Codec
 from pfedla.engine import FlatModel
 from pfedla.fleet import Answers, Fleet, SimulatedFleet
 from pfedla.layers import Layers, LayerSpec
@@ -29,7 +30,7 @@ from pfedla.result import Result
 from pfedla.rounds import Outcome, Schedule, Server, Watch, run, run_round
 from pfedla.training import ClientData, Samples, Task, Training
 from pfedla.tree import flatten
-from pfedla.wire import Payload, decode, encode, pack
+from pfedla.wire import Payload, decode, encode
 
 CLASSES = 3
 
@@ -96,12 +97,14 @@ def data(clients: int, count: int = 7, test_seed: int = 0) -> dict[int, ClientDa
     return {client: ClientData(*pair) for client, pair in enumerate(pairs)}
 
 
-def setting(algorithm: Algorithm[Any], name: str = "conv", seed: int = 3, **training: Any) -> Setting:
+def setting(
+    algorithm: Algorithm[Any], name: str = "conv", seed: int = 3, codec: Codec | None = None, **training: Any
+) -> Setting:
     """Make a setting around an algorithm; keywords go to `Training`."""
     template = net(name)
     spec = LayerSpec.of(template)
     how = Training(**{"local_epochs": 2, "batch_size": 4, "lr": 0.05, **training})
-    return Setting(template, spec, algorithm.for_model(spec), how, seed)
+    return Setting(template, spec, algorithm.for_model(spec), how, seed, codec=codec or Codec())
 
 
 def task_of(made: Setting, ids: list[int], t: int = 1, clients: int = 7) -> Task:
@@ -130,7 +133,8 @@ def theta_of(made: Setting) -> Layers:
 
 def server_of(made: Setting, n: int, seed: int = 0) -> Server:
     """Make a server before its first round."""
-    return Server(made.algorithm.init(theta_of(made), n, stream(seed, "init")), Ledger(made.spec.names))
+    state = made.algorithm.init(theta_of(made), n, stream(seed, "init"))
+    return Server(state, Ledger(made.spec.names), coding=made.coding)
 
 
 def fleet_of(made: Setting, clients: dict[int, ClientData], workers: int = 0) -> SimulatedFleet:
@@ -140,7 +144,7 @@ def fleet_of(made: Setting, clients: dict[int, ClientData], workers: int = 0) ->
 
 def download(made: Setting, ids: Sequence[int], n: int = 4) -> Payload:
     """Return what clients are sent in the first round, packed."""
-    return pack(made.algorithm.download(server_of(made, n).state, torch.tensor(ids)))
+    return made.coding.pack(made.algorithm.download(server_of(made, n).state, torch.tensor(ids)), "down", ids, 1)
 
 
 def uploads(fleet: Fleet, made: Setting, ids: Sequence[int], t: int = 1, n: int = 4) -> Payload:
@@ -168,11 +172,15 @@ class Played:
         assert isinstance(self.fleet, SimulatedFleet)
         return self.fleet.kept.own
 
+    def sent(self, ids: list[int]) -> Payload:
+        """Return what clients would be sent now, packed."""
+        payload = self.setting.algorithm.download(self.state, torch.tensor(ids))
+        return self.setting.coding.pack(payload, "down", ids, self.server.t + 1)
+
     def personalized(self) -> Layers:
         """Return all clients' personalized models."""
         ids = list(range(self.n))
-        sent = pack(self.setting.algorithm.download(self.state, torch.tensor(ids)))
-        rows = list(self.fleet.personalize(ids, sent, self.server.t).by_client.values())
+        rows = list(self.fleet.personalize(ids, self.sent(ids), self.server.t).by_client.values())
         return {key: torch.cat([row[key] for row in rows]) for key in rows[0]}
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from pfedla.algorithm import Algorithm
 from pfedla.algorithms import *  # noqa: F403  (every method)
 from pfedla.algorithms import __all__ as _methods
+from pfedla.codec import Codec
 from pfedla.config import Experiment
 from pfedla.data.datasets import load_dataset
 from pfedla.errors import PfedlaError
@@ -31,6 +32,7 @@ __all__ = [
     "Algorithm",
     "Binary",
     "Classification",
+    "Codec",
     "Custom",
     "Experiment",
     "LayerSpec",

@@ -51,6 +51,7 @@ class Algorithm(Settings, ABC, Generic[State]):
     """
 
     section: ClassVar[str] = "algorithm"
+    uploads_changes: ClassVar[bool] = True  # False: clients send models, which a codec must not take for changes
 
     def for_model(self, spec: LayerSpec) -> Algorithm[State]:  # noqa: ARG002
         """Return the algorithm with its settings resolved for a model (name patterns, say), or refuse them.

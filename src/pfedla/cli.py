@@ -24,9 +24,10 @@ from rich.table import Table
 
 from pfedla import kernels
 from pfedla.algorithms import ALGORITHMS
+from pfedla.codec import PRESETS
 from pfedla.comparison import COMPARISON, listed, parse_variant, read_comparison
 from pfedla.comparison import compare as compare_variants
-from pfedla.config import Experiment, Tables, algorithm_name, merge, parse_assignments, read_tables
+from pfedla.config import Experiment, Tables, algorithm_name, merge, parse_assignments, parse_codec, read_tables
 from pfedla.data.datasets import DATASETS, load_dataset
 from pfedla.data.splits import SPLITS, Groups
 from pfedla.demo import DEMO, DEMO_METHODS
@@ -88,7 +89,7 @@ def _settings(*tables: tuple[tuple[str, str, type, str], ...]) -> Callable[[Comm
                 if value is not None:
                     section, _, key = address.partition(".")
                     given.setdefault(section, {})[key] = value
-            changes = merge(given, parse_assignments(assign))
+            changes = merge(given | parse_codec(rest.pop("codec", ())), parse_assignments(assign))
             command(settings=merge(read_tables(config) if config else {}, changes), changes=changes, **rest)
 
         wrapped: Command = gathered
@@ -114,6 +115,12 @@ _path = click.Path(path_type=Path)
 _overwrite = click.option("--overwrite", is_flag=True, help="Replace what the folder holds.")
 _quiet = click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON to standard output, and nothing else there.")
+_codec = click.option(
+    "--codec",
+    multiple=True,
+    metavar="[up=|down=]NAME",
+    help=f"How layers travel: up=int8, down=float16, keep=0.05 for up=top-k, or both ways {', '.join(PRESETS)}.",
+)
 _seeds = click.option("--seeds", type=click.IntRange(min=1), default=1, help="How many seeds to run: 0, 1, ...")
 
 
@@ -132,6 +139,7 @@ def cli() -> None:
 
 @cli.command()
 @_settings(METHOD_OPTION, DATA_OPTIONS, RUN_OPTIONS)
+@_codec
 @click.option("--out", type=_path, help="The run directory; a new one under runs/ by default.")
 @click.option("--resume", type=_path, metavar="DIR", help="Resume the run in DIR; with --rounds it becomes longer.")
 @_overwrite
@@ -183,6 +191,7 @@ def run(
 
 @cli.command()
 @_settings(DATA_OPTIONS, RUN_OPTIONS)
+@_codec
 @click.option(
     "--algorithm",
     "-a",
@@ -223,13 +232,15 @@ def compare(
 
 @cli.command()
 @_seeds
+@_codec
 @click.option("--workers", type=int, help="Processes; one per core by default. Never changes the result.")
 @click.option("--out", type=_path, default=Path("runs/demo"), show_default=True, help="For the run directories.")
 @_overwrite
 @_quiet
-def demo(seeds: int, workers: int | None, out: Path, overwrite: bool, quiet: bool) -> None:
+def demo(seeds: int, codec: tuple[str, ...], workers: int | None, out: Path, overwrite: bool, quiet: bool) -> None:
     """Compare four methods on the embedded images: clients in hidden groups, with few images each."""
-    settings = merge(DEMO, {} if workers is None else {"machine": {"workers": workers}})
+    machine: Tables = {} if workers is None else {"machine": {"workers": workers}}
+    settings = merge(DEMO, machine | parse_codec(codec))
     experiment = Experiment.from_tables(settings)
     assert isinstance(experiment.split, Groups)
     data, split = experiment.data, experiment.split
@@ -433,6 +444,7 @@ def _with_options(text: str) -> str:
     """Return a message and, in brackets, the options that stand for the settings it names."""
     options = DATA_OPTIONS if sys.argv[1:2] == ["data"] else (*METHOD_OPTION, *DATA_OPTIONS, *RUN_OPTIONS)
     addresses = [(address, f"--{name}") for name, address, _, _ in options]
+    addresses += [(f"codec.{key}", "--codec") for key in ("up", "down", "keep")]
     addresses += [("machine.download", "--download"), ("(out)", "--out"), ("overwrite it", "--overwrite")]
     words = {*re.findall(r"[a-z_]+\.[a-z_]+", text), *re.findall(r"\(out\)|overwrite it", text)}
     found = [option for address, option in addresses if address in words]

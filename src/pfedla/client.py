@@ -15,19 +15,20 @@ import torch
 from torch import Tensor, nn
 
 from pfedla.algorithm import Algorithm
+from pfedla.codec import SPARSE, Codec, Coding, owed_after, with_owed
 from pfedla.engine import FlatModel
-from pfedla.errors import PfedlaError, RunError
+from pfedla.errors import ConfigError, PfedlaError, RunError
 from pfedla.layers import Layers, LayerSpec
 from pfedla.objective import Classification, Objective
 from pfedla.training import ClientData, Task, Training, score
-from pfedla.wire import Payload, pack, unpack
+from pfedla.wire import Payload
 
 __all__ = ["Evaluation", "Job", "Kept", "Runtime", "Setting"]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is fixed for a whole run: the model, its layers, the method, what is trained for, and how."""
+    """What is fixed for a whole run: the model, its layers, the method, what is trained for, how, and what travels."""
 
     template: nn.Module
     spec: LayerSpec
@@ -36,11 +37,27 @@ class Setting:
     seed: int
     device: str = "cpu"
     objective: Objective = field(default_factory=Classification)
+    codec: Codec = field(default_factory=Codec)
+
+    def __post_init__(self) -> None:
+        """Refuse to leave values out of uploads that are no changes."""
+        if self.codec.up in SPARSE and not self.algorithm.uploads_changes:
+            method = type(self.algorithm).__name__
+            raise ConfigError(f"codec.up = {self.codec.up!r} sends a part of a change, and {method} sends whole models")
+
+    @property
+    def coding(self) -> Coding:
+        """How payloads are packed and unpacked."""
+        sizes = {layer: self.spec.size(layer) for layer in self.spec.names}
+        return Coding(self.codec, sizes, self.spec.dtype, self.seed)
 
     def enroll(self) -> Kept:
         """Return what a client keeps before its first round, as one row."""
-        own = self.algorithm.enroll(self.spec.read(self.template))
-        return Kept(own, torch.zeros(1, dtype=torch.int64))
+        theta = self.spec.read(self.template)
+        lossy = self.codec.up is not None and self.algorithm.uploads_changes
+        owing = [layer for layer in self.spec.names if lossy and self.algorithm.uploads(layer)]
+        owed = {layer: torch.zeros_like(theta[layer]) for layer in owing}
+        return Kept(self.algorithm.enroll(theta), torch.zeros(1, dtype=torch.int64), owed)
 
 
 class Kept(NamedTuple):
@@ -48,6 +65,7 @@ class Kept(NamedTuple):
 
     own: Layers  # the method's: the model after local training, and whatever the method adds
     rounds: Tensor  # (clients,) int64: how often each has trained
+    owed: Layers = {}  # noqa: RUF012 (never written)  what a codec has lost of their changes so far: {layer: (clients, values)}
 
 
 class Evaluation(NamedTuple):
@@ -73,7 +91,7 @@ class Runtime:
     def __init__(self, setting: Setting, data: Mapping[int, ClientData]) -> None:
         self.setting, self.data = setting, data
         self.model = FlatModel(copy.deepcopy(setting.template), setting.spec, setting.objective, setting.device)
-        self._first = setting.enroll().own
+        self._first, self._coding = setting.enroll().own, setting.coding
 
     def run(self, job: Job) -> Any:
         """Do a job; whatever goes wrong is an error that names the client."""
@@ -95,16 +113,19 @@ class Runtime:
 
     def train(self, job: Job) -> tuple[Kept, Payload]:
         """Return what the client will keep once the server has taken its answer, and the answer, packed."""
-        own, upload = self.setting.algorithm.train(job.kept.own, unpack(job.sent), self._task(job))
+        own, upload = self.setting.algorithm.train(job.kept.own, self._got(job), self._task(job))
         for key in own.keys() | self._first.keys():
             mine, first = own.get(key), self._first.get(key)
             if mine is None or first is None or (mine.shape, mine.dtype) != (first.shape, first.dtype):
                 raise RunError(f"client {job.client} must keep what its method's enroll() returns; {key} differs")
-        return Kept(own, job.kept.rounds + 1), pack(upload)
+        due = with_owed(upload, job.kept.owed)
+        packed = self._coding.pack(due, "up", [job.client], job.t)
+        owed = owed_after(due, self._coding.unpack(packed, "up"), job.kept.owed)
+        return Kept(own, job.kept.rounds + 1, owed), packed
 
     def personalize(self, job: Job) -> Layers:
         """Return the client's personalized model, and nothing that the method keeps beside it."""
-        model = self.setting.algorithm.personalize(job.kept.own, unpack(job.sent), self._task(job))
+        model = self.setting.algorithm.personalize(job.kept.own, self._got(job), self._task(job))
         return {key: model[key] for key in self.setting.spec.slots}
 
     def evaluate(self, job: Job) -> Evaluation:
@@ -117,6 +138,9 @@ class Runtime:
             scores.append({metric: values * torch.nan for metric, values in scores[0].items()})
         before, after = ({metric: float(values[0]) for metric, values in found.items()} for found in scores)
         return Evaluation(before, after)
+
+    def _got(self, job: Job) -> Payload:
+        return self._coding.unpack(job.sent, "down")
 
     def _task(self, job: Job) -> Task:
         setting, train = self.setting, self.data[job.client].train

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pfedla.config import Experiment, Tables, merge, parse_value
+from pfedla.config import Experiment, Tables, merge, parse_codec, parse_value
 from pfedla.data.federation import Federation
 from pfedla.errors import ConfigError, ModelError, PfedlaError, RunError
 from pfedla.experiment import federation_of, prepare, resume, run_experiment
@@ -32,15 +32,23 @@ class Variant(NamedTuple):
 
 
 def parse_variant(text: str) -> Variant:
-    """Read `NAME` or `NAME,KEY=VALUE,...`, such as `pfedla,hyper_lr=0.003,retain=1`."""
+    """Read `NAME` or `NAME,KEY=VALUE,...`, such as `pfedla,hyper_lr=0.003,codec.up=int8`.
+
+    Keys are the method's settings, `codec.KEY` those of the codec, and `codec` one of its presets.
+    """
     name, *settings = (part.strip() for part in text.split(","))
     table: dict[str, Any] = {"name": name}
+    codec: list[str] = []
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not (key and equals):
             raise ConfigError(f"a method is given as NAME or NAME,KEY=VALUE, not {text!r}")
-        table[key] = parse_value(value)
-    return Variant(",".join([name.replace(":", ".").replace("/", "."), *settings]), {"algorithm": table})
+        if key.partition(".")[0] == "codec":
+            codec.append(value if key == "codec" else f"{key.removeprefix('codec.')}={value}")
+        else:
+            table[key] = parse_value(value)
+    label = ",".join([name.replace(":", ".").replace("/", "."), *settings])
+    return Variant(label, {"algorithm": table, **parse_codec(codec)})
 
 
 def compare(

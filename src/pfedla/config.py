@@ -20,6 +20,7 @@ import tomli_w
 
 from pfedla.algorithm import Algorithm
 from pfedla.algorithms import ALGORITHMS, PFedLA
+from pfedla.codec import PRESETS, Codec
 from pfedla.data.federation import Data
 from pfedla.data.splits import SPLITS, NonIID1, Split
 from pfedla.errors import ConfigError, unknown_name
@@ -36,6 +37,7 @@ __all__ = [
     "algorithm_name",
     "merge",
     "parse_assignments",
+    "parse_codec",
     "parse_value",
     "read_tables",
 ]
@@ -95,13 +97,14 @@ class Experiment:
     model: Model = field(default_factory=Model)
     objective: Objective = field(default_factory=Classification)
     training: Training = field(default_factory=Training)
+    codec: Codec = field(default_factory=Codec)
     schedule: Schedule = field(default_factory=Schedule)
     machine: Machine = field(default_factory=Machine)
 
     @classmethod
     def from_tables(cls, tables: Mapping[str, Mapping[str, Any]]) -> Experiment:
         """Build an experiment from nested tables; what is not named keeps its default."""
-        plain: list[type[Settings]] = [Data, Model, Training, Schedule, Machine]
+        plain: list[type[Settings]] = [Data, Model, Training, Codec, Schedule, Machine]
         names = [part.name for part in dataclasses.fields(cls)]
         for name, table in tables.items():
             if not isinstance(table, Mapping):
@@ -227,6 +230,19 @@ def parse_assignments(assignments: Iterable[str]) -> Tables:
             raise ConfigError(f"a setting is given as SECTION.KEY=VALUE, such as algorithm.retain=2, not {text!r}")
         tables.setdefault(section, {})[key] = parse_value(value.strip())
     return tables
+
+
+def parse_codec(texts: Iterable[str]) -> Tables:
+    """Read `up=int8`, `down=float16` or `keep=0.05`, or a preset's name: settings of `[codec]`, the last one counts."""
+    table: dict[str, Any] = {}
+    for text in texts:
+        if "=" in text:
+            table |= parse_assignments([f"codec.{text}"])["codec"]
+        elif text in PRESETS:
+            table |= PRESETS[text]
+        else:
+            raise unknown_name("codec", text, [*PRESETS, "up=...", "down=...", "keep=..."])
+    return {"codec": table} if table else {}
 
 
 def parse_value(text: str) -> Any:

@@ -19,6 +19,7 @@ from torch import nn
 from pfedla import kernels
 from pfedla.algorithm import Algorithm
 from pfedla.client import Setting
+from pfedla.codec import Codec
 from pfedla.config import Experiment, Machine, algorithm_name, read_tables
 from pfedla.data.federation import Client, Data, Federation, federate, own_data
 from pfedla.errors import ConfigError, RunError
@@ -128,6 +129,7 @@ def run(
     *,
     participants: int | None = None,
     training: Training | None = None,
+    codec: Codec | None = None,
     objective: Objective | None = None,
     layers: Groups | None = None,
     train_fraction: float = 0.7,
@@ -163,6 +165,8 @@ def run(
         How many clients take part in each round; all by default.
     training
         How clients train, `pfedla.Training(local_epochs=10, batch_size=32, lr=0.01)` by default.
+    codec
+        How layers travel, `pfedla.Codec(up="int8", down="float16")`; as they are by default.
     objective
         What is trained for and measured: `pfedla.Classification()` by default, `Regression`, `Binary`, `MultiLabel`,
         `PerPosition`, or `Custom` with a loss and a metric of your own.
@@ -214,6 +218,7 @@ def run(
         model=Model(PYTHON),
         objective=objective,
         training=training or Training(),
+        codec=codec or Codec(),
         schedule=Schedule(seed, rounds, participants, eval_every),
         machine=Machine(workers, device, storage, fleet, keep_models=keep_models),
     )
@@ -255,10 +260,11 @@ def _setting(experiment: Experiment, template: nn.Module, spec: LayerSpec, feder
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ConfigError(f"machine.device = {device!r} is not available: {str(error).partition('.')[0]}") from None
     _pool_of(experiment.machine)
-    algorithm = experiment.algorithm.for_model(spec)
-    check_model(template, experiment.objective, federation.data)
+    algorithm, objective = experiment.algorithm.for_model(spec), experiment.objective
+    check_model(template, objective, federation.data)
     participants(schedule, 0, len(federation.data))
-    return Setting(template, spec, algorithm, experiment.training, schedule.seed, device, experiment.objective)
+    training, seed = experiment.training, schedule.seed
+    return Setting(template, spec, algorithm, training, seed, device, objective, experiment.codec)
 
 
 def _pool_of(machine: Machine) -> Callable[..., Pool]:

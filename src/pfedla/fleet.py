@@ -17,7 +17,7 @@ from pfedla.layers import Layers
 from pfedla.pool import Pool, keep_freed_memory
 from pfedla.storage import repeat
 from pfedla.training import ClientData
-from pfedla.tree import transform
+from pfedla.tree import flatten, transform
 from pfedla.wire import Payload
 
 __all__ = ["Answers", "Fleet", "SimulatedFleet"]
@@ -76,8 +76,8 @@ class SimulatedFleet:
     def __init__(self, setting: Setting, data: Mapping[int, ClientData], pool: Pool) -> None:
         keep_freed_memory()  # of the server's part of a round, and of clients in this process
         first = setting.enroll()
-        own = {key: repeat(row, len(data)) for key, row in first.own.items()}
-        self.kept = Kept(own, first.rounds.repeat(len(data)))
+        own, owed = ({key: repeat(row, len(data)) for key, row in part.items()} for part in (first.own, first.owed))
+        self.kept = Kept(own, first.rounds.repeat(len(data)), owed)
         self._examples = {client: len(samples.train) for client, samples in data.items()}
         self._pool = pool
         self._staged: dict[int, Kept] = {}
@@ -90,12 +90,11 @@ class SimulatedFleet:
 
     def commit(self, clients: Collection[int] | None = None) -> None:
         """Let clients, all by default, keep what they trained."""
-        for client, (own, rounds) in self._staged.items():
-            if clients is not None and client not in clients:
-                continue
-            for key, rows in self.kept.own.items():
-                rows[client] = own[key][0]
-            self.kept.rounds[client] = rounds[0]
+        everybody = flatten(self.kept)
+        for client, kept in self._staged.items():
+            if clients is None or client in clients:
+                for path, row in flatten(kept).items():
+                    everybody[path][client] = row[0]
         self._staged = {}
 
     def evaluate(self, ids: Sequence[int], sent: Payload, t: int) -> Answers[Evaluation]:

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from pfedla.algorithm import Algorithm
+from pfedla.codec import AS_IT_IS, Coding
 from pfedla.layers import STATS, LayerSpec, entry, kind_of, layer_of
-from pfedla.wire import EXAMPLES, Payload, unpack
+from pfedla.wire import EXAMPLES, Payload
 
 __all__ = ["Inspected", "Inspector"]
 
@@ -43,13 +44,13 @@ class Inspector:
         self.usual: dict[str, str] = {}  # what the latest uploads held, and in which form
         self.refused = 0  # so far
 
-    def inspect(self, algorithm: Algorithm[Any], packed: Mapping[int, Payload]) -> Inspected:
-        """Judge a round's uploads, one row each, as they came."""
+    def inspect(self, algorithm: Algorithm[Any], packed: Mapping[int, Payload], coding: Coding = AS_IT_IS) -> Inspected:
+        """Judge a round's uploads, one row each, as they came: by what they are unpacked."""
         uploads: dict[int, Payload] = {}
         refused: dict[int, str] = {}
         for client, row in packed.items():
             try:
-                upload = unpack(row)
+                upload = coding.unpack(row, "up")
             except Exception as error:  # whatever a stranger sent
                 refused[client] = f"it cannot be unpacked: {error}"
                 continue

@@ -13,6 +13,7 @@ import torch
 
 from pfedla.algorithm import Algorithm
 from pfedla.client import Setting
+from pfedla.codec import AS_IT_IS, Coding
 from pfedla.errors import ConfigError, RunError
 from pfedla.fleet import Answers, Fleet
 from pfedla.inspection import Inspector
@@ -25,7 +26,7 @@ from pfedla.record import LAYERS, ROUND, RunRecord, Snapshot
 from pfedla.settings import Count, Settings
 from pfedla.storage import let_go, zeros
 from pfedla.training import Scores
-from pfedla.wire import Payload, pack, unpack
+from pfedla.wire import Payload
 
 __all__ = [
     "Evaluated",
@@ -85,6 +86,7 @@ class Server:
     ledger: Ledger
     t: int = 0  # rounds completed
     inspector: Inspector = field(default_factory=Inspector)
+    coding: Coding = AS_IT_IS
 
 
 class Evaluated(NamedTuple):
@@ -138,7 +140,7 @@ def _run(
 ) -> Outcome:
     algorithm, spec = setting.algorithm, setting.spec
     state = algorithm.init(spec.read(setting.template), n, stream(schedule.seed, "init"))
-    server = Server(state, Ledger(spec.names), inspector=Inspector(spec))
+    server = Server(state, Ledger(spec.names), inspector=Inspector(spec), coding=setting.coding)
     history, before = list[dict[str, Any]](), 0.0
     diagnostics = _Diagnostics(schedule)
     if record and (saved := record.restore(state, fleet.snapshot())):
@@ -166,7 +168,7 @@ def _run(
     try:
         while True:
             if schedule.evaluates(server.t) and (not history or history[-1]["round"] < server.t):
-                scores = evaluate(algorithm, server.state, fleet, n, server.t)
+                scores = evaluate(algorithm, server.state, fleet, n, server.t, server.coding)
                 values = algorithm.diagnostics(server.state)
                 with uninterrupted():  # a checkpoint has both, or neither
                     diagnostics.keep(server.t, values)
@@ -213,25 +215,28 @@ def run_round(algorithm: Algorithm[Any], server: Server, fleet: Fleet, ids: Sequ
 
     Ctrl-C before the clients have answered leaves everything as it was; after that it waits for the update.
     """
-    t = server.t + 1
-    sent = pack(algorithm.download(server.state, torch.tensor(ids)))
+    t, coding = server.t + 1, server.coding
+    sent = coding.pack(algorithm.download(server.state, torch.tensor(ids)), "down", ids, t)
     answers = fleet.train(ids, sent, t)
     with uninterrupted():
-        answered, refused = server.inspector.inspect(algorithm, answers.by_client)
+        answered, refused = server.inspector.inspect(algorithm, answers.by_client, coding)
         packed = Payload.stack([answers.by_client[client] for client in answered]) if answered else None
         server.ledger.record(t, ids, sent, answered, packed)
         if packed is not None:
-            got = unpack(sent if answered == list(ids) else sent.rows([ids.index(client) for client in answered]))
-            server.state = algorithm.update(server.state, torch.tensor(answered), got, unpack(packed))
+            theirs = sent if answered == list(ids) else sent.rows([ids.index(client) for client in answered])
+            got, upload = coding.unpack(theirs, "down"), coding.unpack(packed, "up")
+            server.state = algorithm.update(server.state, torch.tensor(answered), got, upload)
         server.t = t
         fleet.commit(answered)
     let_go()
     return {**answers.missing, **{client: f"its upload was refused: {why}" for client, why in refused.items()}}
 
 
-def evaluate(algorithm: Algorithm[Any], state: Any, fleet: Fleet, n: int, t: int) -> Evaluated:
+def evaluate(
+    algorithm: Algorithm[Any], state: Any, fleet: Fleet, n: int, t: int, coding: Coding = AS_IT_IS
+) -> Evaluated:
     """Score all clients' models as the server would send them now; nothing changes."""
-    found = _ask(fleet.evaluate, algorithm, state, n, t)
+    found = _ask(fleet.evaluate, algorithm, state, n, t, coding)
     metrics = dict.fromkeys(metric for scores in found.by_client.values() for metric in scores.personalized)
 
     def gather(which: int) -> Scores:
@@ -241,12 +246,17 @@ def evaluate(algorithm: Algorithm[Any], state: Any, fleet: Fleet, n: int, t: int
     return Evaluated(gather(0), gather(1), found.missing)
 
 
-def _ask(ask: Callable[..., Answers[Any]], algorithm: Algorithm[Any], state: Any, n: int, t: int) -> Answers[Any]:
-    """Ask all clients for something, a chunk at a time, so that what is sent at once stays small."""
+def _ask(
+    ask: Callable[..., Answers[Any]], algorithm: Algorithm[Any], state: Any, n: int, t: int, coding: Coding
+) -> Answers[Any]:
+    """Ask all clients for something, a chunk at a time, so that what is sent at once stays small.
+
+    They are sent after round `t` what they would be sent in the next.
+    """
     everybody = Answers[Any]({}, {})
     for start in range(0, n, CHUNK):
         ids = range(start, min(start + CHUNK, n))
-        found = ask(ids, pack(algorithm.download(state, torch.tensor(ids))), t)
+        found = ask(ids, coding.pack(algorithm.download(state, torch.tensor(ids)), "down", ids, t + 1), t)
         everybody.by_client.update(found.by_client)
         everybody.missing.update(found.missing)
         let_go()
@@ -266,7 +276,7 @@ def _personalized(algorithm: Algorithm[Any], server: Server, fleet: Fleet, n: in
                 personalized[key][client] = row[0]
         return Answers({}, found.missing)
 
-    for client, why in _ask(place, algorithm, server.state, n, server.t).missing.items():
+    for client, why in _ask(place, algorithm, server.state, n, server.t, server.coding).missing.items():
         log.warning("client %d did not send its personalized model: %s", client, why)
         for rows in personalized.values():
             rows[client] = torch.nan if rows.is_floating_point() else 0

@@ -4,9 +4,8 @@ A payload carries layers for some clients, says which of them are really sent, a
 such as the number of examples behind an update. "Not sent" means "keep yours". What is not in a payload, the other side
 cannot see.
 
-`pack` and `unpack` stand around every payload, on the server and at the clients: what is packed travels and is counted,
-what is unpacked is what the other side works with. `encode` and `decode` turn a packed payload of one client into bytes
-and back.
+`Coding.pack` and `Coding.unpack` (`codec.py`) stand around every payload; `encode` and `decode` turn a packed payload
+of one client into bytes and back.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from torch import Tensor
 from pfedla import tensorfile
 from pfedla.layers import STATS, Layers, entry, kind_of, layer_of
 
-__all__ = ["EXAMPLES", "Payload", "decode", "encode", "pack", "unpack"]
+__all__ = ["EXAMPLES", "Payload", "decode", "encode"]
 
 EXAMPLES = "examples"
 
@@ -90,7 +89,8 @@ class Payload(NamedTuple):
         def rows(payload: Payload, key: str) -> Tensor:
             if key in payload.layers:
                 return payload.layers[key]
-            return torch.full((len(payload.sent), like[key].shape[1]), torch.nan, dtype=like[key].dtype)
+            blank = torch.nan if like[key].is_floating_point() else 0  # there is no NaN among the bytes of a codec
+            return torch.full((len(payload.sent), like[key].shape[1]), blank, dtype=like[key].dtype)
 
         return Payload(
             {key: torch.cat([rows(payload, key) for payload in payloads]) for key in like},
@@ -121,16 +121,6 @@ class Payload(NamedTuple):
         _, first, inverse = np.unique(self.sent.numpy(), axis=0, return_index=True, return_inverse=True)
         sizes = np.array([len(tensorfile.header(self.tensors(int(row)))) for row in first], dtype=np.int64)
         return sizes[inverse.reshape(-1)]
-
-
-def pack(payload: Payload) -> Payload:
-    """Return what travels for a payload. A codec's place: it may travel smaller, in other types."""
-    return payload
-
-
-def unpack(packed: Payload) -> Payload:
-    """Return the payload as the other side sees it: what was packed, as far as a codec loses nothing."""
-    return packed
 
 
 def encode(packed: Payload) -> bytes:

@@ -16,7 +16,7 @@ w              w_j, the weights of the own model and the candidates, in proporti
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -72,6 +72,7 @@ class FedFomo(Algorithm[Affinities]):
     as gains, as in the authors' code, so that a candidate that does worse is asked for less often.
     """
 
+    uploads_changes: ClassVar[bool] = False
     models: Annotated[int, Range(least=2)] = 5
     epsilon: Share = 0.3
     epsilon_decay: NonNegative = 0.05
