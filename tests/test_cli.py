@@ -236,6 +236,33 @@ def test_results_outlive_the_folders_of_their_runs(pfedla: Any) -> None:
     assert pfedla(*words, "-a", "local", "--out", "sixth")[0] == 1
 
 
+def test_codecs_are_options_and_parts_of_variants(pfedla: Any) -> None:
+    code, out, _ = pfedla("run", *SMALL, "--codec", "up=int8", "--codec", "down=float16", "--json", "--out", "one")
+    assert code == 0
+    assert json.loads(out)["codec"] == {"up": "int8", "down": "float16"}
+    code, _, err = pfedla("run", *SMALL, "--codec", "down=top-k")
+    assert code == 2
+    assert "codec.down = 'top-k': the server sends models, no changes" in err
+    assert err.rstrip().endswith("(--codec)")
+    methods = ("fedavg", "fedavg,codec=int8", "pfedla,retain=1,codec.up=top-k,codec.keep=0.05")
+    code, _, err = pfedla("compare", *(word for method in methods for word in ("-a", method)), *SMALL, "--out", "few")
+    assert code == 0, err
+    totals = [found["bytes_up"] for found in json.loads(Path("few/comparison.json").read_text())]
+    assert totals[0] > 3.9 * totals[1] > 3.9 * 1.5 * totals[2]
+
+
+def test_pareto_draws_a_comparison_and_names_the_least_traffic(pfedla: Any) -> None:
+    pfedla("compare", "-a", "local", "-a", "fedavg", "-a", "fedavg,codec=int8", *SMALL, "--out", "some")
+    code, out, _ = pfedla("pareto", "some", "--within", "100", "--out", "made/pareto.png")
+    assert code == 0
+    assert "least traffic within 100 of fedavg: fedavg,codec=int8, " in out
+    assert Path("made/pareto.png").read_bytes().startswith(b"\x89PNG")
+    code, _, err = pfedla("pareto", "some", "--against", "fedavgg")
+    assert (code, "unknown method 'fedavgg': did you mean 'fedavg'" in err) == (2, True)
+    code, _, err = pfedla("pareto", "some/local-seed0")
+    assert (code, "is no comparison" in err) == (1, True)
+
+
 def test_table_reads_what_compare_wrote(pfedla: Any) -> None:
     pfedla("compare", "-a", "local", "-a", "fedavg", *SMALL, "--out", "both")
     code, out, _ = pfedla("table", "both", "both/comparison.json", "--value", "mb-up")
@@ -431,8 +458,11 @@ def test_ctrl_c_and_the_like_stop_cleanly_and_the_run_is_resumed(pfedla: Any, nu
 def test_the_demo_ends_in_a_table_and_a_picture(pfedla: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     few = {"schedule": {"rounds": 2}, "training": {"local_epochs": 1}, "model": {"name": "mlp"}}
     monkeypatch.setattr("pfedla.cli.DEMO", {**DEMO, **few})
-    code, out, _ = pfedla("demo", "--workers", "0")
+    code, out, _ = pfedla("demo", "--workers", "0", "--codec", "int8")
     assert code == 0
+    assert {str(found["codec"]) for found in json.loads(Path("runs/demo/comparison.json").read_text())} == {
+        "{'up': 'int8', 'down': 'int8'}"
+    }
     for method in ("local", "fedavg", "pfedla", "heurpfedla"):
         assert method in out
     assert "runs/demo/pfedla-seed0/weights.png" in out

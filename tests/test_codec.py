@@ -21,6 +21,7 @@ from pfedla.algorithm import Algorithm
 from pfedla.algorithms import FedAvg, FedFomo, HeurPFedLA, PFedLA, Scaffold
 from pfedla.client import Evaluation, Setting
 from pfedla.codec import AS_IT_IS, PRESETS, Codec, Coding, owed_after, with_owed
+from pfedla.comparison import parse_variant
 from pfedla.errors import ConfigError, RunError
 from pfedla.fleet import Answers, SimulatedFleet
 from pfedla.layers import Layers, change
@@ -471,6 +472,17 @@ def test_a_download_cannot_be_sparse_and_the_message_says_why() -> None:
 def test_wrong_settings_are_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         Codec(**wrong)
+
+
+def test_variants_of_a_comparison_may_differ_by_codec() -> None:
+    found = parse_variant("pfedla,retain=2,codec.up=top-k,codec.keep=0.05,hyper_lr=0.1")
+    assert found.label == "pfedla,retain=2,codec.up=top-k,codec.keep=0.05,hyper_lr=0.1"
+    assert found.changes == {
+        "algorithm": {"name": "pfedla", "retain": 2, "hyper_lr": 0.1},
+        "codec": {"up": "top-k", "keep": 0.05},
+    }
+    assert parse_variant("fedavg,codec=int4").changes["codec"] == {"up": "int4", "down": "int4"}
+    assert "codec" not in parse_variant("fedavg").changes
 
 
 def test_presets_are_settings() -> None:

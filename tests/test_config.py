@@ -10,7 +10,16 @@ import pytest
 
 from pfedla.algorithms import ALGORITHMS, FedAvg, HeurPFedLA, PFedLA, PFedLAPeers
 from pfedla.codec import Codec
-from pfedla.config import Experiment, Machine, Tables, algorithm_name, merge, parse_assignments, read_tables
+from pfedla.config import (
+    Experiment,
+    Machine,
+    Tables,
+    algorithm_name,
+    merge,
+    parse_assignments,
+    parse_codec,
+    read_tables,
+)
 from pfedla.data.federation import Data
 from pfedla.data.splits import SPLITS, Classes, NonIID2
 from pfedla.errors import ConfigError
@@ -116,6 +125,17 @@ def test_a_configuration_is_complete() -> None:
 def test_what_is_wrong_is_refused_with_the_nearest_name(section: str, key: str, value: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Experiment.from_tables({section: {key: value}})
+
+
+def test_codecs_are_given_by_direction_or_by_a_preset() -> None:
+    assert parse_codec([]) == {}
+    assert parse_codec(["up=int8", "down=float16"]) == {"codec": {"up": "int8", "down": "float16"}}
+    assert parse_codec(["int8", "up=top-k", "keep=0.02"]) == {"codec": {"up": "top-k", "down": "int8", "keep": 0.02}}
+    assert Experiment.from_tables(parse_codec(["bfloat16"])).codec == Codec("bfloat16", "bfloat16")
+    with pytest.raises(ConfigError, match="unknown codec 'int9': did you mean 'int8'"):
+        parse_codec(["int9"])
+    with pytest.raises(ConfigError, match=r"unknown setting 'codec\.upp': did you mean 'codec\.up'"):
+        Experiment.from_tables(parse_codec(["upp=int8"]))
 
 
 def test_a_section_must_be_a_table() -> None:

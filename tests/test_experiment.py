@@ -50,6 +50,17 @@ def run(clients: Any, model: Any = linear, algorithm: Any = None, **settings: An
 # ---- own data
 
 
+def test_a_codec_makes_messages_smaller_and_the_models_a_little_different() -> None:
+    pairs = [arrays(seed=i) for i in range(3)]
+    plain, coded = run(pairs), run(pairs, codec=pfedla.Codec(up="int8", down="float16"))
+    assert coded.summary["codec"] == {"up": "int8", "down": "float16"}
+    assert coded.summary["bytes_down"] * 2 == plain.summary["bytes_down"]
+    assert coded.summary["bytes_up"] == 2 * 3 * (8 + 15)  # rounds x clients x (least, greatest, and a byte per value)
+    for key, rows in coded.personalized.items():
+        torch.testing.assert_close(rows, plain.personalized[key], atol=0.01, rtol=0.01)
+        assert not torch.equal(rows, plain.personalized[key])
+
+
 def test_arrays_and_tensors_give_the_same_run() -> None:
     pairs = [arrays(seed=i) for i in range(3)]
     one = run(pairs)
@@ -270,6 +281,7 @@ def parts(tmp_path: Path) -> Path:
         ("retain = 0", "retain = 1", r"algorithm\.retain is 1 and was 0"),
         ("train_fraction = 0.7", "train_fraction = 0.6", r"data\.train_fraction is 0\.6 and was 0\.7"),
         ('name = "non-iid-1"', 'name = "iid"', r"split\.name is iid and was non-iid-1"),
+        ("[codec]\n", '[codec]\nup = "int8"\n', r"codec\.up is int8 and was not set"),
     ],
 )
 def test_a_changed_configuration_is_not_resumed(old: str, new: str, message: str, parts: Path) -> None:
@@ -282,6 +294,15 @@ def test_a_changed_configuration_is_not_resumed(old: str, new: str, message: str
     assert RunRecord(parts).state == "resumable"
     config.write_text(text)
     assert resume(parts).summary["rounds"] == 4
+
+
+def test_a_run_of_before_there_were_codecs_is_resumed(parts: Path) -> None:
+    facts = json.loads((parts / "run.json").read_text())
+    assert facts["settings"].pop("codec") == {}
+    (parts / "run.json").write_text(json.dumps(facts))
+    config = (parts / "config.toml").read_text()
+    (parts / "config.toml").write_text(config.replace("[codec]\n", ""))
+    assert resume(parts).summary["codec"] == {}
 
 
 @pytest.mark.parametrize("content", ["", "\0" * 50, "[schedule"])

@@ -83,6 +83,15 @@ def scaled(times: float) -> Change:
     return layers(lambda some: [rows.mul_(times) for key, rows in some.items() if key in ("conv", "bn", "fc")])
 
 
+def code(place: int, value: float) -> Change:
+    """Write a number into the code of layer fc, from this byte on."""
+
+    def changed(some: Layers) -> None:
+        some["fc"][0, place : place + 4 or None] = torch.tensor([value]).view(torch.uint8)
+
+    return layers(changed)
+
+
 FAULTS: dict[str, tuple[Change, str]] = {
     "NaN": (put("conv", torch.nan), "conv is not finite"),
     "infinite": (put("fc", -torch.inf), "fc is not finite"),
@@ -126,11 +135,37 @@ FAULTS: dict[str, tuple[Change, str]] = {
     ),
     "long": (scaled(1e5), r"it is .* long, .* times the usual upload"),
 }
+CODED: dict[str, tuple[Codec, Change, str]] = {
+    "short": (
+        Codec("int8"),
+        layers(lambda some: some.update(fc=some["fc"][:, 1:])),
+        "it cannot be unpacked: fc is no int8",
+    ),
+    "not coded": (
+        Codec("int4"),
+        layers(lambda some: some.update(conv=some["conv"].float())),
+        "it cannot be unpacked: conv",
+    ),
+    "from -inf": (Codec("int8"), code(0, -torch.inf), "it cannot be unpacked: fc is no int8: values from -inf to"),
+    "NaN kept": (Codec("top-k"), code(-4, torch.nan), "fc is not finite"),
+    "infinite": (Codec("float16"), put("conv", torch.inf), "conv is not finite"),
+    "another model": (
+        Codec("int8"),
+        lambda upload: upload._replace(names=("conv", "bn", "head")),
+        "it cannot be unpacked",
+    ),
+}
+BAD_UPLOADS = [
+    *(pytest.param(Codec(), *fault, id=name) for name, fault in FAULTS.items()),
+    *(pytest.param(*fault, id=f"{fault[0].up}, {name}") for name, fault in CODED.items()),
+]
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_bad_upload_is_refused_and_its_client_absent(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    change, why = FAULTS[name]
+@pytest.mark.parametrize(("codec", "change", "why"), BAD_UPLOADS)
+def test_a_bad_upload_is_refused_and_its_client_absent(
+    codec: Codec, change: Change, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    method = setting(PFedLA(), codec=codec)
     fleets: list[Strange] = []
 
     def fleet(changed: Change) -> Callable[[Setting, dict[int, ClientData]], Strange]:
@@ -141,11 +176,11 @@ def test_a_bad_upload_is_refused_and_its_client_absent(name: str, caplog: pytest
         return make
 
     how: dict[str, Any] = {"participants": 4, "rounds": 5}
-    found = outcome_of(PFedLA(), fleet=fleet(change), **how)
+    found = outcome_of(method, fleet=fleet(change), **how)
     message = rf"client {BAD} is absent from round {ROUND}: its upload was refused: {why}"
     (warning,) = caplog.records
     assert re.fullmatch(f"{message}.*", warning.getMessage())
-    expected = outcome_of(PFedLA(), fleet=fleet(lambda _: None), **how)
+    expected = outcome_of(method, fleet=fleet(lambda _: None), **how)
     same(found.personalized, expected.personalized)
     same(fleets[0].kept, fleets[1].kept)
     assert fleets[0].committed[ROUND - 1] == [0, 1, 3]

@@ -40,6 +40,7 @@ from pfedla.models import MODELS
 from pfedla.record import RunRecord
 from pfedla.report.federation import draw_federation, federation_table
 from pfedla.report.live import Live
+from pfedla.report.pareto import draw_pareto, frontier, points, smallest
 from pfedla.report.tables import VALUES, comparison_table, overview
 from pfedla.report.weights import draw_result, draw_retained
 from pfedla.result import Result
@@ -319,11 +320,31 @@ def table(comparisons: tuple[Path, ...], value: tuple[str, ...], against: str | 
 
     A comparison is a folder that `pfedla compare` wrote, or its comparison.json under any name.
     """
-    found = {}
-    for path in comparisons:
-        file = path / COMPARISON if path.is_dir() else path
-        found[path.name.removesuffix(".json")] = read_comparison(file)
+    found = {path.name.removesuffix(".json"): _comparison(path) for path in comparisons}
     _say(overview(found, value, against, mean).rstrip())
+
+
+@cli.command()
+@click.argument("comparison", type=_path)
+@click.option("--against", metavar="METHOD", help="What the others are held against; by default the first method.")
+@click.option("--within", type=float, default=1.0, show_default=True, help="How much worse than that is good enough.")
+@click.option("--out", type=_path, default=Path("pareto.png"), show_default=True, help="The picture to write.")
+def pareto(comparison: Path, against: str | None, within: float, out: Path) -> None:
+    """Draw a comparison's headline against all its traffic, and name the least traffic that is good enough."""
+    summaries = _comparison(comparison)
+    found, up = points(summaries), summaries[0].get("higher_is_better", True)
+    against = against or found[0].label
+    least = smallest(found, against, within, up)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    draw_pareto(out, summaries, against, within)
+    for point in frontier(found, up):
+        _say(f"{point.megabytes:10,.1f} MB  {point.score:.2f} ± {point.spread:.2f}  {point.label}")
+    _say(f"least traffic within {within:g} of {against}: {least.label}, {least.megabytes:,.1f} MB")
+    _say(f"picture: {out}")
+
+
+def _comparison(path: Path) -> list[dict[str, Any]]:
+    return read_comparison(path / COMPARISON if path.is_dir() else path)
 
 
 @cli.command()

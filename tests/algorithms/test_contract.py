@@ -27,6 +27,7 @@ from pfedla.algorithms import (
 )
 from pfedla.algorithms.fedavg import PersonalLayers
 from pfedla.client import Kept, Setting
+from pfedla.codec import Codec
 from pfedla.errors import ConfigError
 from pfedla.fleet import Fleet
 from pfedla.layers import COUNTERS, Layers, kind_of, layer_of
@@ -55,13 +56,14 @@ ROUNDS = [[0, 1, 4], [1, 2, 6]]
 IDS = [1, 4, 6]
 ABSENT = [i for i in range(N) if i not in IDS]
 
+CODECS = {"as they are": Codec(), "float16": Codec("float16", "float16"), "int8": Codec("int8", "int8")}
 FLEETS: dict[str, Callable[[Setting, dict[int, ClientData]], Fleet]] = {"simulated": fleet_of, "bytes": WireFleet}
 
 
 @cache
-def after_rounds(algorithm: Algorithm[Any], where: str = "simulated") -> Played:
+def after_rounds(algorithm: Algorithm[Any], where: str = "simulated", codec: str = "as they are") -> Played:
     """Return a federation in which some clients trained; it is made once, to be copied and never changed."""
-    return play(algorithm, ROUNDS, N, fleet=FLEETS[where])
+    return play(algorithm, ROUNDS, N, fleet=FLEETS[where], codec=CODECS[codec])
 
 
 @dataclass
@@ -280,12 +282,15 @@ def test_a_payload_survives_the_wire(algorithm: Algorithm[Any], direction: str) 
 # ---- in rounds
 
 
-def test_messages_in_bytes_answered_one_by_one_in_any_order_change_nothing(algorithm: Algorithm[Any]) -> None:
-    here, apart = (after_rounds(algorithm, where) for where in FLEETS)
+@pytest.mark.parametrize("codec", CODECS)
+def test_messages_in_bytes_answered_one_by_one_in_any_order_change_nothing(
+    algorithm: Algorithm[Any], codec: str
+) -> None:
+    here, apart = (after_rounds(algorithm, where, codec) for where in FLEETS)
     same(apart.state, here.state)
     same(own_of(apart.fleet), here.own)
     same(apart.personalized(), here.personalized())
-    sent = here.setting.algorithm.download(here.state, torch.tensor(IDS))
+    sent = here.sent(IDS)
     scores, others = (played.fleet.evaluate(IDS, sent, played.server.t).by_client for played in (here, apart))
     assert list(scores) == IDS
     assert scores == others
@@ -295,8 +300,9 @@ def test_messages_in_bytes_answered_one_by_one_in_any_order_change_nothing(algor
         assert np.array_equal(values, other[key]), key
 
 
-def test_the_ledger_counts_every_byte_of_the_messages(algorithm: Algorithm[Any]) -> None:
-    played, counted = after_rounds(algorithm, "bytes"), {}
+@pytest.mark.parametrize("codec", CODECS)
+def test_the_ledger_counts_every_byte_of_the_messages(algorithm: Algorithm[Any], codec: str) -> None:
+    played, counted = after_rounds(algorithm, "bytes", codec), {}
     lines = played.server.ledger.arrays()
     for line, (t, client) in enumerate(zip(lines["round"].tolist(), lines["client"].tolist(), strict=True)):
         for way in ("down", "up"):

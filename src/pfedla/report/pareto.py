@@ -1,0 +1,148 @@
+"""What a codec costs and what it saves: the headline against all bytes that travelled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from pfedla.errors import ConfigError, unknown_name
+
+__all__ = ["Point", "draw_pareto", "frontier", "points", "smallest"]
+
+_INK, _FAINT = "#22303c", "#6b7a87"
+_COLOURS = ("#000000", "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999")  # Okabe and Ito
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+PLAIN = "no codec"
+
+
+class Point(NamedTuple):
+    """A method with a codec, over its seeds."""
+
+    label: str
+    method: str
+    codec: str
+    megabytes: float  # of layers, values and headers, both ways
+    score: float  # the headline, in percent if it is one
+    spread: float  # over the seeds
+    seeds: int
+
+
+def points(summaries: Sequence[dict[str, Any]]) -> list[Point]:
+    """Return the points of a comparison, in its order; methods that send no layer are left out."""
+    by_label: dict[str, list[dict[str, Any]]] = {}
+    for summary in summaries:
+        if summary["bytes_down"] + summary["bytes_up"] and summary[_headline(summary)] is not None:
+            by_label.setdefault(summary["label"], []).append(summary)
+    if not by_label:
+        raise ConfigError("none of these runs has both a result and traffic")
+    found = []
+    for label, runs in by_label.items():
+        sides = ("bytes_down", "bytes_up", "overhead_down", "overhead_up")
+        megabytes = fmean(sum(run[side] for side in sides) / 1e6 for run in runs)
+        scores = [run[_headline(run)] * (100 if run.get("percent", True) else 1) for run in runs]
+        spread = stdev(scores) if len(scores) > 1 else 0.0
+        method = ",".join(part for part in label.split(",") if not part.startswith("codec"))
+        codec = _codec(runs[0].get("codec", {}))
+        found.append(Point(label, method, codec, megabytes, fmean(scores), spread, len(runs)))
+    return found
+
+
+def frontier(found: Sequence[Point], higher_is_better: bool = True) -> list[Point]:
+    """Return the points that no other beats in both, from the least traffic to the most."""
+    sign, best = 1 if higher_is_better else -1, list[Point]()
+    for point in sorted(found, key=lambda point: (point.megabytes, -sign * point.score)):
+        if not best or sign * point.score > sign * best[-1].score:
+            best.append(point)
+    return best
+
+
+def smallest(found: Sequence[Point], against: str, within: float, higher_is_better: bool = True) -> Point:
+    """Return the point of least traffic whose headline is at most `within` worse than that of the label `against`."""
+    known = {point.label: point for point in found}
+    if against not in known:
+        raise unknown_name("method", against, known)
+    sign = 1 if higher_is_better else -1
+    good = [point for point in found if sign * (known[against].score - point.score) <= within]
+    return min(good, key=lambda point: point.megabytes)
+
+
+def draw_pareto(path: Path, summaries: Sequence[dict[str, Any]], against: str, within: float) -> None:
+    """Draw the headline against megabytes: a colour per codec, a marker per method, the frontier as a line."""
+    found, first = points(summaries), summaries[0]
+    up, percent = first.get("higher_is_better", True), first.get("percent", True)
+    codecs, methods = (list(dict.fromkeys(getattr(point, what) for point in found)) for what in ("codec", "method"))
+    figure = Figure(figsize=(8.6, 5.0), dpi=130, layout="constrained")
+    axis = figure.subplots()
+    best, least = frontier(found, up), smallest(found, against, within, up)
+    reference = next(point for point in found if point.label == against)
+    edge = reference.score - within * (1 if up else -1)
+    axis.axhspan(*sorted((edge, reference.score)), color="#eef1f3", zorder=0)
+    axis.axhline(edge, color=_FAINT, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
+    words = f"{against} less {within:g}" if up else f"{against} and {within:g} more"
+    axis.annotate(words, (0, edge), (4, 3), xycoords=("axes fraction", "data"), textcoords="offset points",
+                  va="bottom", fontsize=7.5, color=_FAINT)  # fmt: skip
+    line = [p.megabytes for p in best], [p.score for p in best]
+    axis.plot(*line, drawstyle="steps-post", color=_FAINT, linewidth=1.1, zorder=2)
+    for point in found:
+        style = _style(codecs.index(point.codec))
+        marker = _MARKERS[methods.index(point.method) % len(_MARKERS)]
+        axis.errorbar(point.megabytes, point.score, point.spread or None, fmt="none", ecolor=style["markeredgecolor"],
+                      elinewidth=0.8, alpha=0.45, zorder=3)  # fmt: skip
+        axis.plot(point.megabytes, point.score, marker, markersize=7, linestyle="none", zorder=4, **style)
+    axis.plot(least.megabytes, least.score, "o", markersize=15, fillstyle="none", color=_INK, mew=1.1, zorder=5)
+    axis.set_xscale("log")
+    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.xaxis.set_minor_formatter(NullFormatter())
+    axis.yaxis.set_major_locator(MaxNLocator(7))
+    axis.set_xlabel("MB in all, down and up, headers included", fontsize=9.5, color=_INK)
+    name = first.get("headline", "accuracy")
+    axis.set_ylabel(f"{name} %" if percent else name, fontsize=9.5, color=_INK)
+    axis.tick_params(labelsize=8.5, colors=_FAINT, which="both")
+    axis.grid(color="#e6eaed", linewidth=0.7)
+    axis.set_axisbelow(True)
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+    axis.set_title(
+        f"Circled: the least traffic within {within:g} of {against}.  Line: the best with no more traffic",
+        fontsize=8.5, color=_FAINT, loc="left",
+    )  # fmt: skip
+    of = f"{first['dataset']}, {first['clients']} clients, {first['rounds']} rounds"
+    seeds = max(point.seeds for point in found)
+    over = f", mean and deviation over {seeds} seeds" if seeds > 1 else f", seed {first['seed']}"
+    figure.suptitle(of + over, color=_INK, fontsize=12, fontweight="bold", x=0.01, ha="left")
+    by_codec = [Line2D([], [], marker="o", ls="none", ms=7, label=c, **_style(i)) for i, c in enumerate(codecs)]
+    by_method = [
+        Line2D([], [], marker=_MARKERS[i % len(_MARKERS)], ls="none", ms=7, mfc="none", mec=_INK, label=method)
+        for i, method in enumerate(methods)
+    ]
+    heading = {title: Line2D([], [], ls="none", label=title) for title in ("method", "codec")}
+    handles = [heading["method"], *by_method, heading["codec"], *by_codec]
+    legend = figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize=8.5, labelcolor=_INK)
+    for text in (legend.get_texts()[0], legend.get_texts()[1 + len(methods)]):
+        text.set_fontweight("bold")
+    figure.savefig(path)
+
+
+def _codec(settings: dict[str, Any]) -> str:
+    """Return a codec's settings in a few words."""
+    if settings.keys() == {"up", "down"} and settings["up"] == settings["down"]:
+        return str(settings["up"])
+    return " ".join(f"{key}={value}" for key, value in settings.items()) or PLAIN
+
+
+def _style(index: int) -> dict[str, Any]:
+    """Return the look of the codec at this place: full of a colour, or hollow once all colours are taken."""
+    colour = _COLOURS[index % len(_COLOURS)]
+    full = index < len(_COLOURS)
+    return {"markerfacecolor": colour if full else "white", "markeredgecolor": colour, "markeredgewidth": 1.2}
+
+
+def _headline(summary: dict[str, Any]) -> str:
+    return f"{summary.get('headline', 'accuracy')}_mean"

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.image import imread
+
+from pfedla.errors import ConfigError
+from pfedla.report.pareto import draw_pareto, frontier, points, smallest
+
+
+def summary(label: str, accuracy: float | None, megabytes: float, seed: int = 0, **more: Any) -> dict[str, Any]:
+    sides = {"bytes_down": megabytes * 5e5, "bytes_up": megabytes * 4e5}
+    beside = {"overhead_down": megabytes * 5e4, "overhead_up": megabytes * 5e4}
+    found = {"label": label, "seed": seed, "accuracy_mean": accuracy, "dataset": "d", "clients": 3, "rounds": 2}
+    return {**found, **sides, **beside, **more}
+
+
+RUNS = [
+    summary("local", 0.99, 0),
+    summary("pfedla", 0.64, 100),
+    summary("pfedla", 0.62, 100, seed=1),
+    summary("pfedla,codec=int8", 0.625, 25, codec={"up": "int8", "down": "int8"}),
+    summary("pfedla,retain=1,codec.up=int4", 0.60, 25, codec={"up": "int4"}),
+    summary("pfedla,retain=1,codec=int4", 0.61, 12, codec={"up": "int4", "down": "int4"}),
+    summary("pfedla,broken", None, 1),
+]
+
+
+def test_a_point_is_a_method_with_a_codec_over_its_seeds() -> None:
+    found = points(RUNS)
+    assert [(point.method, point.codec) for point in found] == [
+        ("pfedla", "no codec"),
+        ("pfedla", "int8"),
+        ("pfedla,retain=1", "up=int4"),
+        ("pfedla,retain=1", "int4"),
+    ]
+    assert found[0].megabytes == pytest.approx(100)  # layers, values and headers
+    assert found[0].score == pytest.approx(63)
+    assert found[0].spread == pytest.approx(2**0.5)
+    assert (found[0].seeds, found[1].seeds, found[1].spread) == (2, 1, 0)
+
+
+def test_the_frontier_is_what_no_other_beats() -> None:
+    found = points(RUNS)
+    labels = ["pfedla,retain=1,codec=int4", "pfedla,codec=int8", "pfedla"]
+    assert [point.label for point in frontier(found)] == labels
+    assert [point.label for point in frontier(found, higher_is_better=False)] == [
+        "pfedla,retain=1,codec=int4",
+        "pfedla,retain=1,codec.up=int4",
+    ]
+
+
+def test_the_smallest_is_within_what_is_allowed() -> None:
+    found = points(RUNS)
+    assert smallest(found, "pfedla", 1.0).label == "pfedla,codec=int8"
+    assert smallest(found, "pfedla", 0.4).label == "pfedla"
+    assert smallest(found, "pfedla", 2.5).label == "pfedla,retain=1,codec=int4"
+    assert smallest(found, "pfedla,codec=int8", 0.0, higher_is_better=False).label == "pfedla,retain=1,codec=int4"
+    with pytest.raises(ConfigError, match="unknown method 'fedavg'"):
+        smallest(found, "fedavg", 1.0)
+
+
+def test_runs_without_traffic_are_no_points() -> None:
+    with pytest.raises(ConfigError, match="none of these runs has both a result and traffic"):
+        points(RUNS[:1])
+
+
+@pytest.mark.parametrize("runs", [RUNS, RUNS[1:2], [{**run, "percent": False} for run in RUNS]])
+def test_a_picture_is_drawn(tmp_path: Path, runs: list[dict[str, Any]]) -> None:
+    draw_pareto(tmp_path / "pareto.png", runs, "pfedla", 1.0)
+    image = imread(tmp_path / "pareto.png")
+    assert image.shape[0] > 500
+    assert image.std() > 0.01
+
+
+def test_there_is_a_look_for_more_codecs_than_colours(tmp_path: Path) -> None:
+    runs = [summary(f"m{i}", 0.5, i + 1, codec={"up": f"c{i}"}, higher_is_better=False) for i in range(20)]
+    draw_pareto(tmp_path / "pareto.svg", runs, "m3", 1.0)
+    assert (tmp_path / "pareto.svg").read_text().count("<use") > 20
