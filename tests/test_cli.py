@@ -239,7 +239,7 @@ def test_results_outlive_the_folders_of_their_runs(pfedla: Any) -> None:
 def test_codecs_are_options_and_parts_of_variants(pfedla: Any) -> None:
     code, out, _ = pfedla("run", *SMALL, "--codec", "up=int8", "--codec", "down=float16", "--json", "--out", "one")
     assert code == 0
-    assert json.loads(out)["codec"] == {"up": "int8", "down": "float16"}
+    assert json.loads(out)["settings"]["codec"] == {"up": "int8", "down": "float16"}
     code, _, err = pfedla("run", *SMALL, "--codec", "down=top-k")
     assert code == 2
     assert "codec.down = 'top-k': the server sends models, no changes" in err
@@ -460,7 +460,7 @@ def test_the_demo_ends_in_a_table_and_a_picture(pfedla: Any, monkeypatch: pytest
     monkeypatch.setattr("pfedla.cli.DEMO", {**DEMO, **few})
     code, out, _ = pfedla("demo", "--workers", "0", "--codec", "int8")
     assert code == 0
-    assert {str(found["codec"]) for found in json.loads(Path("runs/demo/comparison.json").read_text())} == {
+    assert {str(found["settings"]["codec"]) for found in json.loads(Path("runs/demo/comparison.json").read_text())} == {
         "{'up': 'int8', 'down': 'int8'}"
     }
     for method in ("local", "fedavg", "pfedla", "heurpfedla"):

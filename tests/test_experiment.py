@@ -53,7 +53,7 @@ def run(clients: Any, model: Any = linear, algorithm: Any = None, **settings: An
 def test_a_codec_makes_messages_smaller_and_the_models_a_little_different() -> None:
     pairs = [arrays(seed=i) for i in range(3)]
     plain, coded = run(pairs), run(pairs, codec=pfedla.Codec(up="int8", down="float16"))
-    assert coded.summary["codec"] == {"up": "int8", "down": "float16"}
+    assert coded.summary["settings"]["codec"] == {"up": "int8", "down": "float16"}
     assert coded.summary["bytes_down"] * 2 == plain.summary["bytes_down"]
     assert coded.summary["bytes_up"] == 2 * 3 * (8 + 15)  # rounds x clients x (least, greatest, and a byte per value)
     for key, rows in coded.personalized.items():
@@ -302,7 +302,7 @@ def test_a_run_of_before_there_were_codecs_is_resumed(parts: Path) -> None:
     (parts / "run.json").write_text(json.dumps(facts))
     config = (parts / "config.toml").read_text()
     (parts / "config.toml").write_text(config.replace("[codec]\n", ""))
-    assert resume(parts).summary["codec"] == {}
+    assert resume(parts).summary["settings"]["codec"] == {}
 
 
 @pytest.mark.parametrize("content", ["", "\0" * 50, "[schedule"])

@@ -400,7 +400,6 @@ def _result(setting: Setting, experiment: Experiment, federation: Federation, ou
     beside = ("round", "bytes_down", "bytes_up", "seconds", "clients", "missing")
     summary = {
         "algorithm": algorithm_name(experiment.algorithm),
-        "codec": experiment.tables()["codec"],
         "dataset": "own data" if experiment.model.name == PYTHON else experiment.data.name,
         "clients": len(federation.data),
         "rounds": experiment.schedule.rounds,

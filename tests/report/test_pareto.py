@@ -10,20 +10,20 @@ from pfedla.errors import ConfigError
 from pfedla.report.pareto import draw_pareto, frontier, points, smallest
 
 
-def summary(label: str, accuracy: float | None, megabytes: float, seed: int = 0, **more: Any) -> dict[str, Any]:
+def summary(label: str, accuracy: float | None, megabytes: float, seed: int = 0, **codec: str) -> dict[str, Any]:
     sides = {"bytes_down": megabytes * 5e5, "bytes_up": megabytes * 4e5}
     beside = {"overhead_down": megabytes * 5e4, "overhead_up": megabytes * 5e4}
     found = {"label": label, "seed": seed, "accuracy_mean": accuracy, "dataset": "d", "clients": 3, "rounds": 2}
-    return {**found, **sides, **beside, **more}
+    return {**found, **sides, **beside, "settings": {"codec": codec}}
 
 
 RUNS = [
     summary("local", 0.99, 0),
     summary("pfedla", 0.64, 100),
     summary("pfedla", 0.62, 100, seed=1),
-    summary("pfedla,codec=int8", 0.625, 25, codec={"up": "int8", "down": "int8"}),
-    summary("pfedla,retain=1,codec.up=int4", 0.60, 25, codec={"up": "int4"}),
-    summary("pfedla,retain=1,codec=int4", 0.61, 12, codec={"up": "int4", "down": "int4"}),
+    summary("pfedla,codec=int8", 0.625, 25, up="int8", down="int8"),
+    summary("pfedla,retain=1,codec.up=int4", 0.60, 25, up="int4"),
+    summary("pfedla,retain=1,codec=int4", 0.61, 12, up="int4", down="int4"),
     summary("pfedla,broken", None, 1),
 ]
 
@@ -76,6 +76,6 @@ def test_a_picture_is_drawn(tmp_path: Path, runs: list[dict[str, Any]]) -> None:
 
 
 def test_there_is_a_look_for_more_codecs_than_colours(tmp_path: Path) -> None:
-    runs = [summary(f"m{i}", 0.5, i + 1, codec={"up": f"c{i}"}, higher_is_better=False) for i in range(20)]
-    draw_pareto(tmp_path / "pareto.svg", runs, "m3", 1.0)
+    runs = [summary(f"m{i}", 0.5, i + 1, up=f"c{i}") for i in range(20)]
+    draw_pareto(tmp_path / "pareto.svg", [{**run, "higher_is_better": False} for run in runs], "m3", 1.0)
     assert (tmp_path / "pareto.svg").read_text().count("<use") > 20

@@ -48,7 +48,7 @@ def points(summaries: Sequence[dict[str, Any]]) -> list[Point]:
         scores = [run[_headline(run)] * (100 if run.get("percent", True) else 1) for run in runs]
         spread = stdev(scores) if len(scores) > 1 else 0.0
         method = ",".join(part for part in label.split(",") if not part.startswith("codec"))
-        codec = _codec(runs[0].get("codec", {}))
+        codec = _codec(runs[0].get("settings", {}).get("codec", {}))
         found.append(Point(label, method, codec, megabytes, fmean(scores), spread, len(runs)))
     return found
 
