@@ -65,7 +65,7 @@ class Kept(NamedTuple):
 
     own: Layers  # the method's: the model after local training, and whatever the method adds
     rounds: Tensor  # (clients,) int64: how often each has trained
-    owed: Layers = {}  # noqa: RUF012 (never written)  what a codec has lost of their changes so far: {layer: (clients, values)}
+    owed: Layers = {}  # noqa: RUF012 (never written): what a codec lost of their changes so far, by layer
 
 
 class Evaluation(NamedTuple):

@@ -45,7 +45,7 @@ class Inspector:
         self.refused = 0  # so far
 
     def inspect(self, algorithm: Algorithm[Any], packed: Mapping[int, Payload], coding: Coding = AS_IT_IS) -> Inspected:
-        """Judge a round's uploads, one row each, as they came: by what they are unpacked."""
+        """Judge a round's uploads, one row each, as they came, by what they unpack to."""
         uploads: dict[int, Payload] = {}
         refused: dict[int, str] = {}
         for client, row in packed.items():

@@ -134,7 +134,7 @@ def _codec(settings: dict[str, Any]) -> str:
     """Return a codec's settings in a few words."""
     if settings.keys() == {"up", "down"} and settings["up"] == settings["down"]:
         return str(settings["up"])
-    return " ".join(f"{key}={value}" for key, value in settings.items()) or PLAIN
+    return " ".join(f"{key}={settings[key]}" for key in ("up", "down", "keep") if key in settings) or PLAIN
 
 
 def _style(index: int) -> dict[str, Any]:
