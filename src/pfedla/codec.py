@@ -34,7 +34,20 @@ from pfedla.randomness import seed_of, stream
 from pfedla.settings import Range, Settings
 from pfedla.wire import Payload
 
-__all__ = ["AS_IT_IS", "PRESETS", "SPARSE", "Codec", "Coding", "owed_after", "with_owed"]
+__all__ = [
+    "AS_IT_IS",
+    "PRESETS",
+    "SPARSE",
+    "Affine",
+    "Cast",
+    "Code",
+    "Codec",
+    "Coding",
+    "RandomK",
+    "TopK",
+    "owed_after",
+    "with_owed",
+]
 
 Way = Literal["up", "down"]  # seen from the client
 
