@@ -404,7 +404,8 @@ def test_a_run_leaves_what_it_promises(tmp_path: Path) -> None:
     files = {"config.toml", "run.json", "metrics.jsonl", "summary.json", "ledger.npz", "diagnostics.npz", "models"}
     assert {file.name for file in out.iterdir()} == files
     facts = json.loads((out / "run.json").read_text())
-    assert (facts.pop("format"), len(facts.pop("id")), len(facts.pop("data"))) == (1, 32, 64)
+    assert (facts.pop("format"), len(facts.pop("id")), len(facts.pop("data"))) == (2, 32, 64)
+    assert (facts.pop("commit"), len(facts.pop("fingerprint"))) == (commit(), 64)
     assert facts.pop("settings") == json.loads(json.dumps(Experiment.load(out / "config.toml").decisive()))
     assert facts == {
         "version": pfedla.__version__,

@@ -186,10 +186,15 @@ def _writing(file: Path) -> Iterator[None]:
 
 
 def _check_places(out: Path, results: Path | None) -> None:
-    """Find out before any work whether figures can be written."""
+    """Find out before any work whether figures can be written; nothing is left behind."""
     for file in (out / COMPARISON, *([results] if results else [])):
-        with _writing(file), tempfile.TemporaryFile(dir=file.parent):
-            pass
+        try:
+            if file.is_dir():
+                raise RunError(f"cannot write {file}: it is a folder")
+            with tempfile.TemporaryFile(dir=next(folder for folder in file.absolute().parents if folder.exists())):
+                pass
+        except OSError as error:
+            raise RunError(f"cannot write {file}: {error.strerror}") from None
 
 
 def _lines(summaries: Iterable[dict[str, Any]]) -> str:
