@@ -354,12 +354,22 @@ def _facts(experiment: Experiment, federation: Federation, layers: Groups | None
         "classes": list(federation.classes),
         "groups": federation.groups,
         "samples": [[len(part) for part in samples] for samples in federation.data.values()],
+        "holdings": _holdings(federation.counts),
+        "scored_on": federation.scored_on,
+        "headline": experiment.objective.headline,
+        "higher_is_better": experiment.objective.higher_is_better,
+        "percent": experiment.objective.percent,
         "settings": json.loads(_settings(experiment)),
         "data": data,
         "fingerprint": _fingerprint(experiment, data),
     }
     known: dict[str, Any] = json.loads(json.dumps(facts))
     return known
+
+
+def _holdings(counts: np.ndarray) -> list[dict[str, list[int]]]:
+    """Return each client's classes with its training and test samples of them."""
+    return [{str(c): row[c].tolist() for c in np.flatnonzero(row.any(1)).tolist()} for row in counts]
 
 
 def _run(

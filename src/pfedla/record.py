@@ -13,6 +13,7 @@ models/                 every client's personalized model, by number, as safeten
 checkpoint.safetensors  where the run is resumed, or made longer; the one before it beside it
 error.txt               why the run failed
 writer.json             while a process writes here: which
+report.html             the page that `pfedla report` wrote
 ======================  ==========================================================================
 """
 
@@ -51,14 +52,15 @@ try:
 except ImportError:  # not on Windows: there is no lock, and no run is seen to be under way
     fcntl = None
 
-__all__ = ["LAYERS", "ROUND", "RunRecord", "Snapshot", "locked", "write_text"]
+__all__ = ["LAYERS", "PAGE", "ROUND", "RunRecord", "Snapshot", "State", "locked", "write_text"]
 
 CONFIG, FACTS, METRICS, SUMMARY = "config.toml", "run.json", "metrics.jsonl", "summary.json"
 LEDGER, DIAGNOSTICS, ERROR = "ledger.npz", "diagnostics.npz", "error.txt"
 CHECKPOINTS = "checkpoint.safetensors", "checkpoint-before.safetensors"  # the latest, and the one before it
-MODELS, PICTURES = "models", ("weights.png", "retained.png")
+MODELS, PICTURES, PAGE = "models", ("weights.png", "retained.png"), "report.html"
 WRITER = "writer.json"  # who writes here now
-OURS = {CONFIG, FACTS, METRICS, SUMMARY, LEDGER, DIAGNOSTICS, ERROR, WRITER, MODELS, *CHECKPOINTS, *PICTURES}
+OURS = {CONFIG, FACTS, METRICS, SUMMARY, LEDGER, DIAGNOSTICS, ERROR, WRITER, MODELS, PAGE, *CHECKPOINTS, *PICTURES}
+MOST_COUNTS = 50_000_000  # of clients' classes that are read at once
 FORMAT = 2  # of what lies here: a run is resumed only if it is the same
 ROUND, LAYERS = "round", "layers"  # beside a method's own names in the diagnostics
 
@@ -372,6 +374,25 @@ class RunRecord:
         """The configuration file."""
         return self.path / CONFIG
 
+    @property
+    def error(self) -> str:
+        """Why the run failed, if it did."""
+        path = self.path / ERROR
+        with suppress(OSError):
+            return path.read_text(encoding="utf-8", errors="replace").strip()
+        return ""
+
+    def changed(self) -> tuple[int, ...]:
+        """Return when and how much was written last: another value means that there is something new to read."""
+        found: list[int] = []
+        for name in (FACTS, METRICS, SUMMARY, ERROR, CHECKPOINTS[0]):
+            try:
+                status = (self.path / name).stat()
+                found += [status.st_mtime_ns, status.st_size]
+            except OSError:
+                found += [0, 0]
+        return tuple(found)
+
     def facts(self) -> dict[str, Any]:
         """Return what was known from the start beside the configuration; nothing for runs of older versions."""
         return self._json(FACTS) if (self.path / FACTS).exists() else {}
@@ -403,6 +424,46 @@ class RunRecord:
     def diagnostics(self) -> dict[str, np.ndarray]:
         """Return the method's diagnostics over the rounds, and the layers' names; empty if it has none."""
         return self._arrays(DIAGNOSTICS) if (self.path / DIAGNOSTICS).exists() else {}
+
+    def so_far(self) -> tuple[Ledger | None, dict[str, np.ndarray]]:
+        """Return the ledger and the diagnostics, as they were at the latest checkpoint if the run is not complete.
+
+        None and nothing if there is no checkpoint yet, or only a damaged one.
+        """
+        if self.complete:
+            return self.ledger(), self.diagnostics()
+        try:
+            with safe_open(self.path / CHECKPOINTS[0], "np") as file:
+                layers = np.array(json.loads(file.metadata()["facts"])["layers"], dtype=np.str_)
+                keys = {key: key.split("/", 2) for key in file.keys()}  # noqa: SIM118 (it is no mapping)
+                lines = {way[1]: file.get_tensor(key) for key, way in keys.items() if way[0] == "ledger"}
+                kept: dict[str, dict[int, np.ndarray]] = {}
+                for key, way in keys.items():
+                    if way[0] == "diagnostics":
+                        kept.setdefault(way[2], {})[int(way[1])] = file.get_tensor(key)
+            rounds = sorted(next(iter(kept.values()), {}))
+            values = {name: np.stack([by_round[t] for t in rounds]) for name, by_round in kept.items()}
+            diagnostics = {LAYERS: layers, ROUND: np.array(rounds), **values} if rounds else {}
+            return Ledger.of({**lines, "layers": layers}), diagnostics
+        except (SafetensorError, OSError, LookupError, TypeError, ValueError, AttributeError):
+            return None, {}
+
+    def holdings(self) -> np.ndarray | None:
+        """Return who holds what, `(clients, classes, 2)` training and test samples; None if there are no classes."""
+        facts = self.facts()
+        classes, rows = len(facts.get("classes", ())), facts.get("holdings")
+        if not classes or not rows:
+            return None
+        if len(rows) * classes > MOST_COUNTS:
+            raise RunError(f"cannot read {self.path / FACTS}: {len(rows)} clients with {classes} classes are too many")
+        counts = np.zeros((len(rows), classes, 2), np.int64)
+        try:
+            for client, row in enumerate(rows):
+                for c, both in row.items():
+                    counts[client, int(c)] = both
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+            raise RunError(f"cannot read {self.path / FACTS}: {error}") from error
+        return counts
 
     def models(self, template: nn.Module, spec: LayerSpec, n: int) -> Layers:
         """Return the personalized models that were kept, `{entry: (clients, values)}`; NaN where there is none."""
