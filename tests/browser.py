@@ -28,7 +28,7 @@ class Browser:
     def __init__(self, connection: Any) -> None:
         self._connection, self._number = connection, 0
         self.complaints: list[str] = []
-        for domain in ("Page", "Runtime", "Log", "Network"):
+        for domain in ("Page", "Runtime", "Log"):
             self.send(f"{domain}.enable")
 
     def send(self, method: str, **parameters: Any) -> dict[str, Any]:
@@ -72,11 +72,11 @@ class Browser:
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
-    def wait(self, expression: str, seconds: float = 30) -> float:
+    def wait(self, expression: str, seconds: float = 120) -> float:
         """Wait until an expression is true; return how long that took."""
         begun = time.monotonic()
         while not self.ask(expression):
-            assert time.monotonic() < begun + seconds, f"never became true: {expression}"
+            assert time.monotonic() < begun + seconds, f"never became true: {expression}; {self.complaints}"
             time.sleep(0.05)
         return time.monotonic() - begun
 
@@ -106,7 +106,7 @@ def chromium(folder: Path) -> Iterator[Browser]:
             whole.send(json.dumps({"id": 1, "method": "Target.getTargets"}))
             targets = json.loads(whole.recv(timeout=30))["result"]["targetInfos"]
         page = next(target["targetId"] for target in targets if target["type"] == "page")
-        with client.connect(f"ws://127.0.0.1:{port[0]}/devtools/page/{page}", max_size=None) as connection:
+        with client.connect(f"ws://127.0.0.1:{port[0]}/devtools/page/{page}", max_size=None, max_queue=None) as connection:
             yield Browser(connection)
     finally:
         process.terminate()

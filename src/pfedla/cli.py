@@ -38,6 +38,7 @@ from pfedla.groups import groups
 from pfedla.interrupts import Stopped
 from pfedla.models import MODELS
 from pfedla.record import RunRecord
+from pfedla.report import commands
 from pfedla.report.federation import draw_federation, federation_table
 from pfedla.report.live import Live
 from pfedla.report.pareto import draw_pareto, frontier, points, smallest
@@ -256,6 +257,7 @@ def demo(seeds: int, codec: tuple[str, ...], workers: int | None, out: Path, ove
     if not quiet:
         picture = RunRecord(out / f"pfedla-seed{experiment.schedule.seed}").picture("weights.png")
         _say(f"who learns from whom, layer by layer, the hidden groups outlined: {picture}")
+        _say(f"everything on one page, for a browser: {commands.write_report((out,))}")
         if seeds == 1:
             _say("one seed is an anecdote: pfedla demo --seeds 5 runs four more")
 
@@ -405,6 +407,10 @@ def data_show(settings: Tables, changes: Tables, out: Path) -> None:  # noqa: AR
     out.parent.mkdir(parents=True, exist_ok=True)
     draw_federation(out, counts, classes, title, groups=groups)
     _say(f"picture: {out}")
+
+
+for shows in (commands.report, commands.watch):
+    cli.add_command(shows)
 
 
 def main() -> None:

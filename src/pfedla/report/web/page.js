@@ -8,6 +8,7 @@ const live = !embedded;
 // Okabe and Ito's colours, which people with any colour vision tell apart; marks and dashes differ, too.
 const COLOURS = ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C8C8C"];
 const DARK_COLOURS = ["#4BA3DB", "#E69F00", "#12B886", "#F2803A", "#E09CC4", "#8ED1F7", "#B0B0B0"];
+const SHADES = ["#E69F00", "#ECB53F", "#F2CB7A", "#F8E1B5"]; // of the second colour
 const MARKS = ["circle", "square", "diamond", "triangle-up", "x", "cross", "star"];
 const DASHES = ["solid", "dash", "dot", "dashdot"];
 const MEASURES = { mean: "personalized model", after: "after local training", worst: "worst client" };
@@ -15,7 +16,7 @@ const AXES = { round: "rounds", bytes: "bytes", seconds: "seconds" };
 
 const state = {
   runs: [], details: {}, chosen: new Set(), seen: new Set(), run: null, measure: "mean", axis: "round",
-  layer: 0, frame: null, client: 0, timer: null, printing: false,
+  layer: null, frame: null, client: 0, timer: null, printing: false,
 };
 
 // ---- text and elements
@@ -75,12 +76,11 @@ function draw(id, traces, layout, label) {
   const whole = {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: "system-ui, sans-serif", size: 12, color: paint("--ink", "#1d2731") },
-    margin: { l: 56, r: 12, t: 10, b: 44 }, height: 380, dragmode: false, uirevision: `${state.run}`,
+    margin: { l: 56, r: 12, t: 10, b: 54 }, height: 380, dragmode: narrow() ? false : "zoom", uirevision: `${state.run}`,
     hoverlabel: { bgcolor: paint("--card", "#f5f7f9"), bordercolor: paint("--line", "#d5dde3"), font: { color: paint("--ink", "#1d2731") }, align: "left" },
     ...layout,
   };
-  const how = { responsive: true, displaylogo: false, displayModeBar: narrow() ? false : "hover", scrollZoom: false,
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+  const how = { responsive: true, displaylogo: false, displayModeBar: false, scrollZoom: false };
   Plotly.react(place, traces, whole, how);
 }
 
@@ -107,7 +107,7 @@ function heat(z, rows, columns, { bar, top, hover, custom, cells, low = 0 }) {
   return {
     type: "heatmap", z, x: columns.map(category), y: rows.map(category), zmin: low, zmax: top, colorscale: scale(), xgap: rows.length > 40 ? 0 : 1,
     ygap: rows.length > 40 ? 0 : 1, hoverongaps: false, customdata: custom, hovertemplate: `${hover}<extra></extra>`,
-    ...(cells ? { texttemplate: "%{z}", textfont: { size: 10 } } : {}),
+    ...(cells ? { text: z.map((row) => row.map((x) => (x ? String(x) : ""))), texttemplate: "%{text}", textfont: { size: 10 } } : {}),
     colorbar: { title: { text: bar, side: "right", font: { size: 11 } }, thickness: 10, outlinewidth: 0, tickfont: { size: 10 }, len: 0.9 },
   };
 }
@@ -138,13 +138,16 @@ function figures(runs) {
   const of = (key) => runs.map((run) => run.last[key]).filter(finite);
   const average = (key) => (of(key).length === runs.length ? mean(of(key)) : NaN);
   return {
-    seeds: runs.length, mean: average("mean"), seedSpread: of("mean").length > 1 ? spread(of("mean")) : NaN, std: average("std"),
+    whole: runs.every((run) => run.state === "done"), seeds: runs.length, mean: average("mean"), seedSpread: of("mean").length > 1 ? spread(of("mean")) : NaN, std: average("std"),
     worst: average("worst"), after: average("after"), down: average("down"), up: average("up"), seconds: average("seconds"),
   };
 }
 
+/** Figures of unfinished runs stand beside the others and never win. */
+const whole = (rows) => (rows.some((row) => row.whole) ? rows.filter((row) => row.whole) : rows);
+
 function best(rows, key, higher, traffic = false) {
-  const values = rows.map((row) => row[key]).filter((x) => finite(x) && (!traffic || x > 0));
+  const values = whole(rows).map((row) => row[key]).filter((x) => finite(x) && (!traffic || x > 0));
   if (new Set(values).size < 2) return NaN;
   return higher ? Math.max(...values) : Math.min(...values);
 }
@@ -160,22 +163,24 @@ function drawCards() {
   if (rows.length) {
     const { headline, percent, higher, clients } = rows[0].first;
     const unit = percent ? " %" : "";
-    const by = (key, up) => rows.filter((row) => finite(row[key])).sort((a, b) => (up ? b[key] - a[key] : a[key] - b[key]))[0];
+    const rivals = whole(rows);
+    const by = (key, up) => rivals.filter((row) => finite(row[key])).sort((a, b) => (up ? b[key] - a[key] : a[key] - b[key]))[0];
     const first = by("mean", higher);
     if (first) {
       const band = finite(first.seedSpread) ? ` ± ${shown(first.seedSpread, percent)} over ${first.seeds} seeds` : "";
-      card(rows.length > 1 ? `Best mean ${headline}` : `Mean ${headline}`, shown(first.mean, percent) + unit, first.label + band);
+      card(rivals.length > 1 ? `Best mean ${headline}` : `Mean ${headline}`, shown(first.mean, percent) + unit, first.label + band);
     }
     const worst = by("worst", higher);
-    if (worst) card(rows.length > 1 ? "Best for the worst client" : "The worst client", shown(worst.worst, percent) + unit, worst.label);
+    if (worst) card(rivals.length > 1 ? "Best for the worst client" : "The worst client", shown(worst.worst, percent) + unit, worst.label);
     const after = by("after", higher);
     if (after) card("After local training", shown(after.after, percent) + unit, after.label);
-    const lean = by("down", false) && rows.filter((row) => row.down + row.up > 0).sort((a, b) => a.down + a.up - b.down - b.up)[0];
-    if (lean) card(rows.length > 1 ? "Least traffic of those that communicate" : "Traffic", `${megabytes(lean.down + lean.up)} MB`, `${lean.label}: ${megabytes(lean.down)} down, ${megabytes(lean.up)} up`);
+    const lean = by("down", false) && rivals.filter((row) => row.down + row.up > 0).sort((a, b) => a.down + a.up - b.down - b.up)[0];
+    if (lean) card(rivals.length > 1 ? "Least traffic*" : "Traffic", `${megabytes(lean.down + lean.up)} MB`, `${lean.label}: ${megabytes(lean.down)} down, ${megabytes(lean.up)} up`);
     const sizes = new Set(rows.map((row) => row.first.clients));
     const data = new Set(rows.map((row) => row.first.dataset));
     card("Federation", sizes.size > 1 ? "several" : plural(clients, "client"), data.size > 1 ? plural(data.size, "data set") : [...data][0]);
   }
+  $("cards-note").textContent = rows.length > 1 ? "Figures are those after the final round, of complete runs where there are any. * Of the methods that communicate at all." : "";
   card("Runs", String(state.runs.length), Object.entries(states).map(([name, count]) => `${count} ${name}`).join(", "));
   $("cards").replaceChildren(...cards);
 }
@@ -269,9 +274,10 @@ function tableRows() {
     down: best(rows, "down", false, true), up: best(rows, "up", false, true) };
   const unit = rows.length && rows[0].percent ? " %" : "";
   const heads = ["method", "seeds", ...columns.map(([key, name]) => (key === "mean" ? `${headline}${unit}` : name))];
-  const cells = rows.map((row) => [row.label, String(row.seeds), ...columns.map(([key]) => form(key, row))]);
-  const bold = rows.map((row) => [false, false, ...columns.map(([key]) => key in winner && row[key] === winner[key])]);
-  const raw = rows.map((row) => [row.label, row.seeds, ...columns.map(([key]) => (finite(row[key]) ? row[key] : ""))]);
+  const label = (row) => (row.whole ? row.label : `${row.label} (unfinished)`);
+  const cells = rows.map((row) => [label(row), String(row.seeds), ...columns.map(([key]) => form(key, row))]);
+  const bold = rows.map((row) => [false, false, ...columns.map(([key]) => key in winner && row[key] === winner[key] && (row.whole || !rows.some((one) => one.whole)))]);
+  const raw = rows.map((row) => [label(row), row.seeds, ...columns.map(([key]) => (finite(row[key]) ? row[key] : ""))]);
   return { heads, cells, bold, raw, keys: ["method", "seeds", ...columns.map(([key]) => (key === "mean" ? headline : key))] };
 }
 
@@ -349,7 +355,7 @@ function drawClients() {
   const label = `${run.headline}${run.percent ? ", %" : ""}`;
   draw("clients", [links, kind(after, "after local training", "circle-open", colour(1)), kind(before, "personalized model", "circle", colour(0))], {
     height: many ? 400 : Math.max(220, 90 + 22 * cats.length), legend: { orientation: "h", y: 1.02, yanchor: "bottom" },
-    margin: { l: 56, r: 12, t: 36, b: 44 },
+    margin: { l: 56, r: 12, t: 36, b: 54 },
     ...(many ? { xaxis: axis("clients, the worst first", { showgrid: false }), yaxis: axis(label) }
       : { xaxis: axis(label), yaxis: names("", clients.name, { most: narrow() ? 16 : 32, autorange: "reversed", showgrid: true }) }),
     annotations: worst.map((name, i) => ({ x: rank[i], y: before[i], text: plain(short(name, 24)), showarrow: true, arrowhead: 0, arrowcolor: paint("--faint", "#55636f"),
@@ -396,7 +402,7 @@ function drawBytes() {
     hovertemplate: `${name}: %{x:,.4~g} MB<extra></extra>` });
   const total = (way) => bytes[way].reduce((a, b) => a + b, 0);
   draw("bytes", [bars("down", "down", 0), bars("up", "up", 3)], { barmode: "group", height: Math.min(1400, 110 + 34 * layers.length), xaxis: axis("MB, all clients together"),
-    yaxis: names("", layers, { most: narrow() ? 14 : 40, autorange: "reversed" }), legend: { orientation: "h", y: 1.02, yanchor: "bottom" }, margin: { l: 56, r: 12, t: 36, b: 44 } },
+    yaxis: names("", layers, { most: narrow() ? 14 : 40, autorange: "reversed" }), legend: { orientation: "h", y: 1.02, yanchor: "bottom" }, margin: { l: 56, r: 12, t: 36, b: 54 } },
   "Bytes down and up of each layer");
   $("bytes-note").textContent = `In all rounds up to ${bytes.round}: ${megabytes(total("down"))} MB of layers down, ${megabytes(total("up"))} MB up. Seen from the clients; four bytes for each value.`;
 }
@@ -429,6 +435,13 @@ function largest(weights, layer) {
   return weights.largest[layer];
 }
 
+/** The layer to begin with: the one whose weights agree most with the data, or else the last. */
+function telling(weights) {
+  const agreement = (weights.agreement || []).at(-1) || [];
+  const known = agreement.map((x, i) => [x, i]).filter(([x]) => finite(x)).sort((a, b) => b[0] - a[0]);
+  return known.length ? known[0][1] : weights.layers.length - 1;
+}
+
 function outlines(found) {
   if (!found) return [];
   const shapes = [];
@@ -456,7 +469,7 @@ function drawWeights() {
   const { weights, unfinished } = detail();
   $("weights-part").hidden = !weights;
   if (!weights) return stop();
-  state.layer = Math.min(state.layer, weights.layers.length - 1);
+  if (state.layer === null || state.layer >= weights.layers.length) state.layer = telling(weights);
   state.client = Math.min(state.client, weights.clients.length - 1);
   const last = weights.rounds.length - 1;
   const frame = state.frame === null ? last : Math.min(state.frame, last);
@@ -489,7 +502,7 @@ function drawWeights() {
       square("similarity", weights.similarity, weights, { bar: "cosine", top: 1, hover: "%{customdata[0]} and<br>%{customdata[1]}: %{z:.3f}" }, "Cosine similarity of the clients' label distributions");
       $("similarity").dataset.of = drawing();
     }
-    $("similarity-note").textContent = `Cosine of the clients' class frequencies. Correlation with the weights on the left, between different clients: ${finite(r) ? r.toFixed(2) : "none, one of them is constant"}.`;
+    $("similarity-note").textContent = `Cosine of the clients' class frequencies. Correlation with the learned weights of this layer and round, between different clients: ${finite(r) ? r.toFixed(2) : "none, one of them is constant"}.`;
   } else clear("similarity", "The record of this run does not say who holds which classes.");
   drawPicked(weights, frame);
 }
@@ -501,22 +514,23 @@ function drawPicked(weights, frame) {
   const layers = weights.layers.map(category);
   const rows = weights.layers.map((_, l) => matrix(weights, frame, l)[me]);
   const orders = rows.map((row) => row.map((x, j) => [x, j]).filter(([, j]) => j !== me).sort((a, b) => b[0] - a[0]));
-  const part = (name, values, texts, tint, dim = 1) => ({ type: "bar", orientation: "h", name, x: values, y: layers, opacity: dim, text: texts, textposition: "inside",
-    insidetextanchor: "middle", marker: { color: tint, line: { color: paint("--ground", "#fff"), width: 1.5 } }, constraintext: "none", textfont: { size: 11 },
+  const part = (name, values, texts, tint, ink) => ({ type: "bar", orientation: "h", name, x: values, y: layers, text: texts, textposition: "inside",
+    insidetextanchor: "middle", marker: { color: tint, line: { color: paint("--ground", "#fff"), width: 1.5 } }, constraintext: "none", insidetextfont: { size: 11, color: ink }, textangle: 0,
     cliponaxis: true, customdata: texts, hovertemplate: `%{customdata}: %{x:.3f}<extra></extra>` });
   const room = narrow() ? 0.2 : 0.09;
   const words = (j, x) => plain(`${short(weights.clients[j], narrow() ? 9 : 16)} ${share(x)}`);
-  const traces = [part("itself", rows.map((row) => row[me]), rows.map((row) => `itself ${share(row[me])}`), colour(0))];
+  const traces = [part("itself", rows.map((row) => row[me]), rows.map((row) => `itself ${share(row[me])}`), colour(0), dark() ? "#10171d" : "#ffffff")];
   const most = Math.min(4, weights.clients.length - 1);
   for (let k = 0; k < most; k += 1) {
-    traces.push({ ...part(["most from another", "second", "third", "fourth"][k], orders.map((order) => order[k][0]), orders.map(([...order]) => words(order[k][1], order[k][0])), colour(1), 1 - 0.18 * k) });
+    traces.push(part(["most from another", "second", "third", "fourth"][k], orders.map((order) => order[k][0]), orders.map((order) => words(order[k][1], order[k][0])),
+      SHADES[k], "#10171d"));
   }
   const rest = orders.map((order) => order.slice(most).reduce((sum, [x]) => sum + x, 0));
-  if (weights.clients.length - 1 > most) traces.push(part("all others", rest, rest.map((x) => `others ${share(x)}`), paint("--gap", "#dde3e8")));
+  if (weights.clients.length - 1 > most) traces.push(part("all others", rest, rest.map((x) => `others ${share(x)}`), paint("--gap", "#dde3e8"), paint("--ink", "#1d2731")));
   for (const trace of traces) trace.text = trace.text.map((text, i) => (trace.x[i] < room ? "" : text));
   draw("picked", traces, { barmode: "stack", height: Math.min(1600, 90 + 34 * layers.length), xaxis: axis("weight", { range: [0, 1] }), bargap: 0.25,
     yaxis: names("", weights.layers, { most: narrow() ? 12 : 36, autorange: "reversed" }), legend: { orientation: "h", y: 1.02, yanchor: "bottom", traceorder: "normal" },
-    margin: { l: 56, r: 12, t: narrow() ? 60 : 36, b: 44 } }, `Whose layers ${weights.clients[me]} uses`);
+    showlegend: !narrow(), margin: { l: 56, r: 12, t: narrow() ? 8 : 36, b: 54 } }, `Whose layers ${weights.clients[me]} uses`);
   const parts = orders.map((order, l) => `${weights.layers[l]}: ${order.slice(0, 3).map(([x, j]) => `${weights.clients[j]} ${share(x)}`).join(", ")}`);
   $("picked-note").textContent = `${weights.clients[me]} after round ${weights.rounds[frame]}, beside itself it learns most from: ${short(parts.join("; "), 700)}.`;
 }
@@ -636,7 +650,7 @@ function listen() {
   $("tick-none").addEventListener("click", () => { state.chosen.clear(); drawMany(); });
   $("run").addEventListener("change", async () => {
     stop();
-    Object.assign(state, { run: $("run").value, layer: 0, frame: null, client: 0 });
+    Object.assign(state, { run: $("run").value, layer: null, frame: null, client: 0 });
     if (live) await fetchDetail(true);
     drawOne();
   });
