@@ -55,9 +55,7 @@ class Browser:
     def show(self, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
         """Set the window's width and the theme."""
         mobile = width < 600
-        self.send(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile
-        )
+        self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.send("Emulation.setEmulatedMedia", features=[scheme])
 
@@ -106,7 +104,9 @@ def chromium(folder: Path) -> Iterator[Browser]:
             whole.send(json.dumps({"id": 1, "method": "Target.getTargets"}))
             targets = json.loads(whole.recv(timeout=30))["result"]["targetInfos"]
         page = next(target["targetId"] for target in targets if target["type"] == "page")
-        with client.connect(f"ws://127.0.0.1:{port[0]}/devtools/page/{page}", max_size=None, max_queue=None) as connection:
+        with client.connect(
+            f"ws://127.0.0.1:{port[0]}/devtools/page/{page}", max_size=None, max_queue=None
+        ) as connection:
             yield Browser(connection)
     finally:
         process.terminate()

@@ -409,7 +409,7 @@ def data_show(settings: Tables, changes: Tables, out: Path) -> None:  # noqa: AR
     _say(f"picture: {out}")
 
 
-for shows in (commands.report, commands.watch):
+for shows in (commands.report, commands.watch, commands.plot):
     cli.add_command(shows)
 
 

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from pfedla.ledger import Ledger
@@ -24,6 +27,28 @@ def test_a_picture_for_any_size(tmp_path: Path, clients: int, layers: int) -> No
     image = imread(path)
     assert image.shape[0] > 300
     assert image.std() > 0.01  # something is drawn
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("clients", "layers"), [(60, 40), (12, 7), (30, 17)])
+def test_headings_and_labels_of_many_long_layers_do_not_touch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clients: int, layers: int
+) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: figures.append(figure))
+    names = [f"backbone.encoder.layers.{i}.attention.output_projection" for i in range(layers)]
+    draw_weights(tmp_path / "weights.png", weights(clients, layers), names, "title")
+    FigureCanvasAgg(figures[0]).draw()
+    panels = figures[0].axes[:layers]
+    boxes = [panel.title.get_window_extent() for panel in panels]
+    boxes += [panel.get_window_extent() for panel in panels]
+    boxes += [label.get_window_extent() for panel in panels for label in (panel.xaxis.label, panel.yaxis.label)]
+    boxes = [box for box in boxes if box.width > 0]
+    for i, one in enumerate(boxes):
+        assert all(not one.overlaps(other) for other in boxes[i + 1 :])
+    for panel in panels:
+        ticks = [label.get_window_extent() for label in panel.get_xticklabels()]
+        assert all(left.x1 < right.x0 for left, right in pairwise(ticks))
 
 
 def test_groups_are_outlined(tmp_path: Path) -> None:

@@ -29,8 +29,10 @@ __all__ = ["POLICY", "asset", "detail_of", "encoded", "overview_of", "plotly", "
 
 BUDGET = 8_000_000  # bytes that all weights of a page may take
 POINTS, DOTS, MATRIX, FRAMES = 600, 600, 100, 120  # most rounds of a curve, clients as dots, in a matrix; matrices
-# Nothing is fetched and no script runs but those that are named; Plotly sets styles, which then can fetch nothing either.
-POLICY = "default-src 'none'; style-src 'self' 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
+# Nothing is fetched, and no script runs but those that are named. Plotly sets styles; they can fetch nothing either.
+POLICY = (
+    "default-src 'none'; style-src 'self' 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
+)
 MISSING = "this needs Plotly, Starlette and uvicorn: pip install 'pfedla[web]'"
 
 

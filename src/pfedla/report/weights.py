@@ -41,10 +41,10 @@ def draw_weights(
     clients)`; `groups`, of clients in contiguous blocks, are outlined.
     """
     clients = len(alpha)
-    columns = min(len(layers), 4)
+    columns = min(len(layers), 4 if len(layers) <= 16 else 6)
     rows = -(-len(layers) // columns)
-    side = 2.9 if clients <= 30 else 3.6
-    figure = Figure(figsize=(columns * side + 0.9, rows * (side + 0.25) + 0.5), dpi=110, layout="constrained")
+    side = (2.9 if clients <= 30 else 3.6) if len(layers) <= 16 else 2.6
+    figure = Figure(figsize=(columns * side + 0.9, rows * (side + 0.45) + 0.5), dpi=110, layout="constrained")
     figure.suptitle(title, color=_INK, fontsize=12, fontweight="bold")
     axes = figure.subplots(rows, columns, squeeze=False)
     others = alpha.transpose(1, 0, 2).copy()  # (layers, clients, clients)
@@ -57,8 +57,8 @@ def draw_weights(
     for place, (layer, axis) in enumerate(zip(layers, axes.flat, strict=False)):
         axis.set_facecolor("#cfd8df")  # behind what is left out: the diagonal
         image = axis.imshow(others[place], cmap=_SHADES, norm=PowerNorm(0.6, 0, top), interpolation="nearest")
-        axis.set_title(f"{layer}   own weight {own[place].mean():.2f}", fontsize=9.5, color=_INK)
-        ticks = index if clients <= 20 else index[:: -(-clients // 10)]
+        axis.set_title(_heading(layer, f"own weight {own[place].mean():.2f}", side), fontsize=9.5, color=_INK)
+        ticks = index if clients <= 20 else index[:: -(-clients // (10 if side > 2.6 else 5))]
         axis.set_xticks(ticks)
         axis.set_yticks(ticks)
         axis.tick_params(length=0, labelsize=7, colors=_FAINT)
@@ -66,14 +66,24 @@ def draw_weights(
             spine.set_color("#cfd8df")
         if place % columns == 0:
             axis.set_ylabel("client", fontsize=9, color=_INK)
-        axis.set_xlabel("learns from client", fontsize=8, color=_FAINT)
+        if place + columns >= len(layers):  # nothing stands below
+            axis.set_xlabel("learns from client", fontsize=8, color=_FAINT)
         for start, size in _blocks(groups):
             square = Rectangle((start - 0.5, start - 0.5), size, size, fill=False, edgecolor="#1b9aaa", linewidth=1.6)
             axis.add_patch(square)
-    bar = figure.colorbar(image, ax=axes, shrink=0.75, pad=0.015)
+    bar = figure.colorbar(image, ax=axes, shrink=min(0.75, 9 / (rows * side)), pad=0.015)
     bar.set_label("weight of another client (own: grey)", fontsize=8.5, color=_INK)
     bar.ax.tick_params(labelsize=7, colors=_FAINT)
     figure.savefig(path)
+
+
+def _heading(layer: str, figure: str, side: float) -> str:
+    """Return a panel's heading: on one line if it fits, a long name on its own and cut in its middle."""
+    room = int(side * 13)  # characters
+    if len(layer) + 3 + len(figure) <= room:
+        return f"{layer}   {figure}"
+    head, tail = room // 3, room - room // 3 - 1
+    return f"{layer if len(layer) <= room else f'{layer[:head]}…{layer[-tail:]}'}\n{figure}"
 
 
 def draw_retained(path: Path, result: Result, method: str) -> None:

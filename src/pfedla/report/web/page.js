@@ -681,12 +681,11 @@ const versions = {};
 
 async function fetchDetail(force = false) {
   const run = current();
-  if (!run || (!force && versions[run.id] === run.version)) return false;
+  if (!run || (!force && versions[run.id] === run.version)) return;
   const answer = await fetch(`/runs/${run.id}`);
-  if (!answer.ok) return false;
+  if (!answer.ok) return;
   state.details[run.id] = await answer.json();
   versions[run.id] = run.version;
-  return true;
 }
 
 async function poll() {
@@ -695,7 +694,8 @@ async function poll() {
     if (answer.status === 200) {
       tag = answer.headers.get("ETag") || "";
       take((await answer.json()).runs);
-      if (await fetchDetail() || !state.run) drawAll(); else { drawMany(); drawOne(); }
+      await fetchDetail();
+      drawAll();
     }
     $("status").textContent = "";
   } catch {
