@@ -257,7 +257,10 @@ def demo(seeds: int, codec: tuple[str, ...], workers: int | None, out: Path, ove
     if not quiet:
         picture = RunRecord(out / f"pfedla-seed{experiment.schedule.seed}").picture("weights.png")
         _say(f"who learns from whom, layer by layer, the hidden groups outlined: {picture}")
-        _say(f"everything on one page, for a browser: {commands.write_report((out,))}")
+        try:
+            _say(f"everything on one page, for a browser: {commands.write_report((out,))}")
+        except ConfigError as error:  # without the extra
+            _say(f"no page is written: {error}")
         if seeds == 1:
             _say("one seed is an anecdote: pfedla demo --seeds 5 runs four more")
 

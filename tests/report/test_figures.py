@@ -22,7 +22,12 @@ def call(*words: object) -> None:
 def test_every_kind_is_drawn(tmp_path: Path, kind: str) -> None:
     for seed in (0, 1):
         made(tmp_path / "runs" / f"pfedla-seed{seed}", seed=seed)
-    of = tmp_path / "runs" if kind in ("curves", "bytes") else tmp_path / "runs" / "pfedla-seed0"
+    made(tmp_path / "runs" / "$_{", names=["$\\x$", *"abcde"], weights=False)
+    of = (
+        tmp_path / "runs"
+        if kind in ("curves", "bytes")
+        else tmp_path / "runs" / ("$_{" if kind == "clients" else "pfedla-seed0")
+    )
     call(of, "--kind", kind, "-o", tmp_path / "fig.png")
     assert imread(tmp_path / "fig.png").std() > 0.01
 

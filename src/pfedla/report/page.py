@@ -1,7 +1,7 @@
 """One page for runs: everything is data, and the same front end shows it from a file or from `pfedla watch`.
 
-The front end lies in `web/`: a template, a style sheet and a module; Plotly draws. Data is thinned to keep the page small and
-quick, and the page says where.
+The front end lies in `web/`: a template, a style sheet and a module; Plotly draws. Data is thinned to keep the page
+small and quick, and the page says where.
 """
 
 from __future__ import annotations

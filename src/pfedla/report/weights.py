@@ -57,7 +57,8 @@ def draw_weights(
     for place, (layer, axis) in enumerate(zip(layers, axes.flat, strict=False)):
         axis.set_facecolor("#cfd8df")  # behind what is left out: the diagonal
         image = axis.imshow(others[place], cmap=_SHADES, norm=PowerNorm(0.6, 0, top), interpolation="nearest")
-        axis.set_title(_heading(layer, f"own weight {own[place].mean():.2f}", side), fontsize=9.5, color=_INK)
+        heading = _heading(layer, f"own weight {own[place].mean():.2f}", side)
+        axis.set_title(heading, fontsize=9.5, color=_INK, parse_math=False)
         ticks = index if clients <= 20 else index[:: -(-clients // (10 if side > 2.6 else 5))]
         axis.set_xticks(ticks)
         axis.set_yticks(ticks)
