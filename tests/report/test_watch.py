@@ -201,7 +201,7 @@ def test_the_page_works_in_a_browser(tmp_path: Path, browser: Browser) -> None:
     for width, dark in ((390, False), (390, True), (1280, True)):
         browser.show(width=width, dark=dark)
         browser.wait(f"document.documentElement.clientWidth === {width}")
-        assert browser.ask("document.documentElement.scrollWidth") <= width  # nothing sticks out
+        browser.wait(f"document.documentElement.scrollWidth <= {width}")  # nothing sticks out, once it is drawn anew
     assert browser.ask("document.title") == "pfedla"
     assert browser.complaints == []
 

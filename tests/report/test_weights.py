@@ -38,7 +38,7 @@ def test_headings_and_labels_of_many_long_layers_do_not_touch(
     monkeypatch.setattr(Figure, "savefig", lambda figure, path: figures.append(figure))
     names = [f"backbone.encoder.layers.{i}.attention.output_projection" for i in range(layers)]
     draw_weights(tmp_path / "weights.png", weights(clients, layers), names, "title")
-    FigureCanvasAgg(figures[0]).draw()
+    FigureCanvasAgg(figures[0]).draw()  # type: ignore[no-untyped-call]
     panels = figures[0].axes[:layers]
     boxes = [panel.title.get_window_extent() for panel in panels]
     boxes += [panel.get_window_extent() for panel in panels]

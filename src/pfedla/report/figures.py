@@ -24,12 +24,13 @@ MARKS = "osD^vXP"
 DASHES = ("-", "--", ":", "-.")
 WIDTHS = {1: 3.3, 2: 6.9}  # inches of a column, and of a page with two
 FORMATS = (".pdf", ".svg", ".png")
-FONTS = {
+FONTS: dict[Any, Any] = {
     "font.size": 8,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "pdf.fonttype": 42,
     "svg.fonttype": "none",
+    "text.parse_math": False,  # a name is a name, whatever signs it has
 }
 
 
@@ -93,9 +94,7 @@ def _lines(runs: Sequence[Run], path: Path, width: float, label: str, at: Callab
     axis.set_xlabel(label)
     axis.set_ylabel(f"{first.headline} (%)" if first.percent else first.headline)
     axis.grid(alpha=0.25, linewidth=0.5)
-    legend = axis.legend(frameon=False, fontsize=7, ncols=1 if len(groups) <= 6 else 2)
-    for text in legend.get_texts():
-        text.set_parse_math(False)  # a name is a name, whatever signs it has
+    axis.legend(frameon=False, fontsize=7, ncols=1 if len(groups) <= 6 else 2)
     figure.savefig(path, dpi=300)
 
 
@@ -117,7 +116,7 @@ def _clients(runs: Sequence[Run], path: Path, width: float) -> None:
     axis.plot(after[order], place, "o", mfc="white", mec=COLOURS[1], ms=3.5, label="after local training")
     axis.plot(before[order], place, "o", color=COLOURS[0], ms=3.5, label="personalized model")
     if named:
-        axis.set_yticks(place, [_short(run.names[i]) for i in order], fontsize=6.5, parse_math=False)
+        axis.set_yticks(place, [_short(run.names[i]) for i in order], fontsize=6.5)
     else:
         axis.set_ylabel("clients, the worst on top")
     axis.invert_yaxis()

@@ -67,7 +67,7 @@ def asset(name: str) -> str:
 def plotly() -> str:
     """Return Plotly's own bundle, from its Python package."""
     try:
-        from plotly.offline import get_plotlyjs
+        from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
     except ImportError:
         raise ConfigError(MISSING) from None
     return re.sub(r"<(?=/script|!--)", r"\\x3c", str(get_plotlyjs()))
@@ -160,7 +160,7 @@ def detail_of(run: Run, budget: int = BUDGET // 2) -> dict[str, Any]:
     try:
         ledger, diagnostics = run.record.so_far()
         counts = run.record.holdings()
-        found = {
+        found: dict[str, Any] = {
             "clients": _clients(run),
             "holdings": _holdings(run, counts),
             "bytes": _bytes(ledger.arrays()) if ledger is not None else None,
@@ -197,10 +197,10 @@ def _clients(run: Run) -> dict[str, Any] | None:
 
 def _holdings(run: Run, counts: np.ndarray | None) -> dict[str, Any] | None:
     """Return who trains on what; without classes, on how many samples."""
-    names, samples = run.names, run.facts.get("samples")
+    names, samples = run.names, run.facts.get("samples") or []
     if counts is None and not samples:
         return None
-    shown = spread(len(names), MATRIX)
+    shown = np.array(spread(len(names), MATRIX))
     if counts is None:
         return {"clients": [names[i] for i in shown], "train": [samples[i][0] for i in shown], "of": len(names)}
     held = np.flatnonzero(counts.sum((0, 2)))
@@ -273,7 +273,7 @@ def _weights(
 def _square(alpha: np.ndarray, candidates: np.ndarray | None, ids: np.ndarray) -> np.ndarray:
     """Return the weights of some clients on each other, `(layers, clients, clients)`."""
     if candidates is None:
-        return alpha[np.ix_(ids, range(alpha.shape[1]), ids)].transpose(1, 0, 2)
+        return alpha[ids][..., ids].transpose(1, 0, 2)
     place = np.full(len(alpha), -1)
     place[ids] = np.arange(len(ids))
     columns = place[candidates[ids]]  # (clients, candidates), -1 for who is not shown

@@ -78,7 +78,7 @@ class Run:
     def names(self) -> list[str]:
         """The clients' names."""
         known = [str(name) for name in self.facts.get("names", ())]
-        clients = next(iter(self.history[-1]["clients"].values()), []) if self.history and not known else []
+        clients: list[Any] = next(iter(self.history[-1]["clients"].values()), []) if self.history and not known else []
         return known or [f"client-{i}" for i in range(len(clients))]
 
     @property
