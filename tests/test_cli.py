@@ -468,7 +468,8 @@ def test_the_demo_ends_in_a_table_and_a_picture(pfedla: Any, monkeypatch: pytest
     assert "runs/demo/pfedla-seed0/weights.png" in out
     assert Path("runs/demo/pfedla-seed0/weights.png").read_bytes().startswith(b"\x89PNG")
     assert len(json.loads(Path("runs/demo/comparison.json").read_text())) == 4
-<<<<<<< HEAD
+    assert "everything on one page, for a browser: runs/demo/report.html" in out
+    assert Path("runs/demo/report.html").stat().st_size > 10**6
 
 
 @pytest.mark.parametrize(
@@ -527,7 +528,3 @@ def test_two_comparisons_write_one_file_in_turn(tmp_path: Path) -> None:
     found = {(run["label"], run["seed"]) for run in comparison.read_comparison(tmp_path / "results.json")}
     assert found == {(label, seed) for label in "ab" for seed in range(60)}
     assert len(comparison.read_comparison(tmp_path / "out" / "comparison.json")) == 1
-=======
-    assert "everything on one page, for a browser: runs/demo/report.html" in out
-    assert Path("runs/demo/report.html").stat().st_size > 10**6
->>>>>>> 34d0d57 (The demo ends with a report and names it; names are never mathematics in figures)

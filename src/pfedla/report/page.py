@@ -273,7 +273,8 @@ def _weights(
 def _square(alpha: np.ndarray, candidates: np.ndarray | None, ids: np.ndarray) -> np.ndarray:
     """Return the weights of some clients on each other, `(layers, clients, clients)`."""
     if candidates is None:
-        return alpha[ids][..., ids].transpose(1, 0, 2)
+        chosen: np.ndarray = alpha[ids][..., ids].transpose(1, 0, 2)
+        return chosen
     place = np.full(len(alpha), -1)
     place[ids] = np.arange(len(ids))
     columns = place[candidates[ids]]  # (clients, candidates), -1 for who is not shown

@@ -17,10 +17,8 @@ from typing import Any
 import numpy as np
 
 from pfedla.config import read_tables
-from pfedla.data.splits import Groups
-from pfedla.errors import PfedlaError, RunError
+from pfedla.errors import RunError
 from pfedla.record import RunRecord
-from pfedla.settings import build
 
 __all__ = ["Run", "find_runs", "spread"]
 
@@ -108,14 +106,9 @@ class Run:
         return Path(str(folder)).stem if folder else str(self.setting("data", "dataset", "fashion-mnist-10k"))
 
     def groups(self) -> np.ndarray | None:
-        """Return the hidden group of each client, None where the split has none."""
-        table = dict(self.settings.get("split", {}))
-        if table.pop("name", "") != Groups.name or self.setting("data", "folder"):
-            return None
-        try:
-            return build(Groups, table).group_of(len(self.names))
-        except PfedlaError:
-            return None
+        """Return the hidden group of each client, None where there are none."""
+        known = self.facts.get("groups")
+        return np.array(known) if isinstance(known, list) and len(known) == len(self.names) else None
 
 
 def find_runs(paths: Sequence[Path]) -> list[Run]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,7 +45,10 @@ def draw_weights(
     columns = min(len(layers), 4 if len(layers) <= 16 else 6)
     rows = -(-len(layers) // columns)
     side = (2.9 if clients <= 30 else 3.6) if len(layers) <= 16 else 2.6
-    figure = Figure(figsize=(columns * side + 0.9, rows * (side + 0.45) + 0.5), dpi=110, layout="constrained")
+    lines = max(_heading(layer, "own weight 0.00", side).count("\n") for layer in layers)
+    figure = Figure(
+        figsize=(columns * side + 0.9, rows * (side + 0.25 + 0.15 * lines) + 0.5), dpi=110, layout="constrained"
+    )
     figure.suptitle(title, color=_INK, fontsize=12, fontweight="bold")
     axes = figure.subplots(rows, columns, squeeze=False)
     others = alpha.transpose(1, 0, 2).copy()  # (layers, clients, clients)
@@ -79,12 +83,16 @@ def draw_weights(
 
 
 def _heading(layer: str, figure: str, side: float) -> str:
-    """Return a panel's heading: on one line if it fits, a long name on its own and cut in its middle."""
-    room = int(side * 13)  # characters
+    """Return a panel's heading: on one line if it fits, else a long name on lines of its own, broken after dots."""
+    room = int(side * 9.5)  # characters
     if len(layer) + 3 + len(figure) <= room:
         return f"{layer}   {figure}"
-    head, tail = room // 3, room - room // 3 - 1
-    return f"{layer if len(layer) <= room else f'{layer[:head]}…{layer[-tail:]}'}\n{figure}"
+    lines = [""]
+    for part in re.split(r"(?<=[._-])", layer):
+        for piece in (part[i : i + room] for i in range(0, len(part), room)):
+            lines = [*lines, piece] if len(lines[-1]) + len(piece) > room else [*lines[:-1], lines[-1] + piece]
+    kept = lines if len(lines) <= 3 else ["…" + lines[-3][1:], *lines[-2:]]  # the end tells layers apart
+    return "\n".join([*kept, figure])
 
 
 def draw_retained(path: Path, result: Result, method: str) -> None:

@@ -451,7 +451,7 @@ function outlines(found) {
     shapes.push({ type: "rect", xref: "x", yref: "y", x0: start - 0.5, x1: end + 0.5, y0: start - 0.5, y1: end + 0.5, line: { color: colour(1), width: 2 } });
     start = end + 1;
   }
-  return shapes;
+  return shapes.length > new Set(found).size ? [] : shapes; // groups that do not lie together cannot be outlined
 }
 
 function square(id, z, weights, options, label) {
@@ -491,7 +491,7 @@ function drawWeights() {
   square("weights", z, weights, { bar: "weight", top: largest(weights, state.layer), hover: "%{customdata[0]} learns from<br>%{customdata[1]}: %{z:.4f}" },
     `Weights of ${layer} after round ${weights.rounds[frame]}`);
   const notes = [`${layer}, round ${weights.rounds[frame]}: a row shows whom a client learns from. The weight on oneself, ${weights.own[frame][state.layer].toFixed(2)} on average, is left grey.`];
-  if (weights.groups) notes.push("Hidden groups are outlined; nobody told the server.");
+  if (outlines(weights.groups).length) notes.push("Hidden groups are outlined; nobody told the server.");
   if (weights.clients.length < weights.of_clients) notes.push(`${weights.clients.length} of ${weights.of_clients} clients are shown, evenly spread.`);
   if (weights.rounds.length < weights.of_rounds) notes.push(`${weights.rounds.length} of ${weights.of_rounds} recorded rounds are shown, evenly spread.`);
   if (unfinished) notes.push("As of the run's latest checkpoint.");
