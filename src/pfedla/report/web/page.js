@@ -404,7 +404,7 @@ function drawBytes() {
   draw("bytes", [bars("down", "down", 0), bars("up", "up", 3)], { barmode: "group", height: Math.min(1400, 110 + 34 * layers.length), xaxis: axis("MB, all clients together"),
     yaxis: names("", layers, { most: narrow() ? 14 : 40, autorange: "reversed" }), legend: { orientation: "h", y: 1.02, yanchor: "bottom" }, margin: { l: 56, r: 12, t: 36, b: 54 } },
   "Bytes down and up of each layer");
-  $("bytes-note").textContent = `In all rounds up to ${bytes.round}: ${megabytes(total("down"))} MB of layers down, ${megabytes(total("up"))} MB up. Seen from the clients; four bytes for each value.`;
+  $("bytes-note").textContent = `In all rounds up to ${bytes.round}: ${megabytes(total("down"))} MB of layers down, ${megabytes(total("up"))} MB up, as they were sent. Directions are seen from the clients.`;
 }
 
 // ---- weights
