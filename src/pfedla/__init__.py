@@ -10,6 +10,11 @@
 
 from __future__ import annotations
 
+import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036  (a checkout may meet any Python)
+    raise ImportError("pfedla needs Python 3.11 or newer; this is " + sys.version.split()[0])
+
 from pfedla.algorithm import Algorithm
 from pfedla.algorithms import *  # noqa: F403  (every method)
 from pfedla.algorithms import __all__ as _methods

@@ -36,6 +36,12 @@ class Setting:
     seed: int
     device: str = "cpu"
     objective: Objective = field(default_factory=Classification)
+    names: tuple[str, ...] = ()  # of the clients, for messages
+
+    def called(self, client: int) -> str:
+        """Return what messages call a client: by its name, or its number if it has none."""
+        name = self.names[client] if client < len(self.names) else str(client)
+        return name if name.startswith("client") else f"client {name}"
 
     def enroll(self) -> Kept:
         """Return what a client keeps before its first round, as one row."""
@@ -83,7 +89,7 @@ class Runtime:
         except PfedlaError:
             raise
         except Exception as error:
-            text = f"client {job.client} failed in round {job.t}:\n{traceback.format_exc()}"
+            text = f"{self.setting.called(job.client)} failed in round {job.t}:\n{traceback.format_exc()}"
             raise RunError(text) from error
 
     def answer(self, job: Job) -> tuple[bool, Any]:
@@ -99,7 +105,8 @@ class Runtime:
         for key in own.keys() | self._first.keys():
             mine, first = own.get(key), self._first.get(key)
             if mine is None or first is None or (mine.shape, mine.dtype) != (first.shape, first.dtype):
-                raise RunError(f"client {job.client} must keep what its method's enroll() returns; {key} differs")
+                who = self.setting.called(job.client)
+                raise RunError(f"{who} must keep what its method's enroll() returns; {key} differs")
         return Kept(own, job.kept.rounds + 1), pack(upload)
 
     def personalize(self, job: Job) -> Layers:
@@ -120,4 +127,4 @@ class Runtime:
 
     def _task(self, job: Job) -> Task:
         setting, train = self.setting, self.data[job.client].train
-        return Task(self.model, [train], [job.client], setting.training, setting.seed, job.t)
+        return Task(self.model, [train], [job.client], setting.training, setting.seed, job.t, setting.called)

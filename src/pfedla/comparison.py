@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pfedla.algorithms import ALGORITHMS
 from pfedla.config import Experiment, Tables, merge, parse_value
 from pfedla.data.federation import Federation
 from pfedla.errors import ConfigError, ModelError, PfedlaError, RunError
@@ -34,6 +35,7 @@ class Variant(NamedTuple):
 def parse_variant(text: str) -> Variant:
     """Read `NAME` or `NAME,KEY=VALUE,...`, such as `pfedla,hyper_lr=0.003,retain=1`."""
     name, *settings = (part.strip() for part in text.split(","))
+    name = {known.casefold(): known for known in ALGORITHMS}.get(name.casefold(), name)
     table: dict[str, Any] = {"name": name}
     for setting in settings:
         key, equals, value = setting.partition("=")

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from pfedla import kernels
 from pfedla.algorithm import Algorithm
 from pfedla.client import Setting
 from pfedla.config import Experiment, Machine, algorithm_name, read_tables
-from pfedla.data.federation import Client, Data, Federation, federate, own_data
+from pfedla.data.federation import Clients, Data, Federation, federate, named, own_data
 from pfedla.errors import ConfigError, RunError
 from pfedla.fleet import SimulatedFleet
 from pfedla.layers import Groups, Layers, LayerSpec
@@ -28,6 +28,7 @@ from pfedla.models import Model, check_model, make_model, seeded
 from pfedla.objective import Classification, Objective
 from pfedla.pool import Pool, local_pool
 from pfedla.record import RunRecord
+from pfedla.report.live import watched
 from pfedla.result import Result
 from pfedla.rounds import Outcome, Schedule, Watch, participants
 from pfedla.rounds import run as run_rounds
@@ -123,7 +124,7 @@ def load(path: Path | str, model: Callable[[], nn.Module] | nn.Module | None = N
 def run(
     algorithm: Algorithm[Any],
     model: Callable[[], nn.Module] | nn.Module,
-    clients: Sequence[Client],
+    clients: Clients,
     rounds: int = 50,
     *,
     participants: int | None = None,
@@ -143,6 +144,7 @@ def run(
     overwrite: bool = False,
     resume: bool = False,
     watch: Watch | None = None,
+    progress: bool | None = None,
 ) -> Result:
     """Run a federation on your own data and model.
 
@@ -154,7 +156,7 @@ def run(
         A function that makes the common first model (called once, with torch's generator seeded by `seed`),
         or a module, which is copied.
     clients
-        Each client's data: `(x, y)`, of which `train_fraction` is trained on and the rest kept for the test, or
+        Each client's data, as a list or, by name, as a dictionary: `(x, y)`, of which `train_fraction` is trained on and the rest kept for the test, or
         `(x, y, x_test, y_test)`. Arrays or tensors; labels are whole numbers from 0. Inputs of type uint8 are
         taken for pixels and scaled to [-1, 1]; others are used as they are. Images are `(n, channels, height, width)`.
     rounds
@@ -193,21 +195,25 @@ def run(
     resume
         Resume the unfinished run that `out` holds, which was started with the same arguments.
     watch
-        Called after every round with a `pfedla.Progress`.
+        Called after every round with a `pfedla.Progress`. If it returns False, that round is the last: the result, and
+        what lies in `out`, are those of a run of so many rounds.
+    progress
+        Show how the run goes: by default in a terminal and in a notebook.
 
     Returns
     -------
     Result
-        `summary`, `history`, `alpha`, and `model(i)`, the personalized model of client i.
+        `summary`, `history`, `alpha`, and `model(client)`, a client's personalized model, by number or name.
     """
     if not isinstance(algorithm, Algorithm):
         raise ConfigError(f"algorithm must be one such as pfedla.PFedLA(), not {algorithm!r}")
     objective = objective or Classification()
     if not isinstance(objective, Objective):
         raise ConfigError(f"objective must be one such as pfedla.Regression(), not {objective!r}")
-    data = Data(clients=max(1, len(clients)), train_fraction=train_fraction, validation=validation)
-    names = [f"client-{i}" for i in range(len(clients))]
-    federation = own_data(clients, names, train_fraction, seed, objective, validation=validation)
+    known_clients = named(clients)
+    data = Data(clients=max(1, len(known_clients)), train_fraction=train_fraction, validation=validation)
+    given, names = list(known_clients.values()), list(known_clients)
+    federation = own_data(given, names, train_fraction, seed, objective, validation=validation)
     experiment = Experiment(
         algorithm,
         data,
@@ -230,7 +236,8 @@ def run(
         raise ConfigError("resume needs the folder of an unfinished run (out), and does not go with overwrite")
     else:
         record = RunRecord.create(out, experiment.toml(), facts, overwrite=overwrite) if out else None
-    return _run(setting, experiment, federation, record, watch)
+    with watched(algorithm_name(algorithm), rounds, watch, progress, federation.note) as told:
+        return _run(setting, experiment, federation, record, told)
 
 
 def prepare(experiment: Experiment, federation: Federation) -> Setting:
@@ -256,9 +263,10 @@ def _setting(experiment: Experiment, template: nn.Module, spec: LayerSpec, feder
         raise ConfigError(f"machine.device = {device!r} is not available: {str(error).partition('.')[0]}") from None
     _pool_of(experiment.machine)
     algorithm = experiment.algorithm.for_model(spec)
-    check_model(template, experiment.objective, federation.data)
+    check_model(template, experiment.objective, federation.data, federation.names)
     participants(schedule, 0, len(federation.data))
-    return Setting(template, spec, algorithm, experiment.training, schedule.seed, device, experiment.objective)
+    training, objective, names = experiment.training, experiment.objective, federation.names
+    return Setting(template, spec, algorithm, training, schedule.seed, device, objective, names)
 
 
 def _pool_of(machine: Machine) -> Callable[..., Pool]:
@@ -372,6 +380,11 @@ def _run(
                 outcome = run_rounds(setting, fleet, n, schedule, record, watch, checkpoint_every=every, models=models)
         finally:
             pool.close()
+        ended = outcome.history[-1]["round"]
+        if ended < schedule.rounds:  # its watcher has seen enough
+            experiment = replace(experiment, schedule=replace(schedule, rounds=ended))
+            if record:
+                record.reconfigure(experiment.toml(), settings=json.loads(_settings(experiment)))
         result = _result(setting, experiment, federation, outcome)
         if record:
             record.finish(result, resumable=machine.checkpoints)
@@ -403,6 +416,8 @@ def _result(setting: Setting, experiment: Experiment, federation: Federation, ou
         "higher_is_better": objective.higher_is_better,
         "percent": objective.percent,
         **{key: figure for key, figure in history[-1].items() if key not in beside},
+        f"{objective.headline}_weighted": _weighted(history[-1]["clients"].get(objective.headline, []), federation),
+        "few_test_samples": len(federation.few),
         "best_round": best["round"],
         f"best_round_{headline}": best[headline],
         "bytes_down": ledger.down,
@@ -419,3 +434,10 @@ def _result(setting: Setting, experiment: Experiment, federation: Federation, ou
     personalized, names = outcome.personalized, federation.names
     template, spec = setting.template, setting.spec
     return Result(summary, history, outcome.diagnostics, ledger, names, template, spec, partial(dict, personalized))
+
+
+def _weighted(values: list[float | None], federation: Federation) -> float | None:
+    """Return the mean over clients weighted by the samples they are scored on; None if nobody has a value."""
+    known = [(value, len(federation.data[i].test)) for i, value in enumerate(values) if value is not None]
+    total = sum(samples for _, samples in known)
+    return sum(value * samples for value, samples in known) / total if total else None

@@ -130,7 +130,7 @@ class Classification(Objective):
         if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < outputs.shape[1]:
             raise ModelError(
                 f"labels go from {int(targets.min())} to {int(targets.max())}, but the model has {outputs.shape[1]} "
-                "outputs: labels must be numbered from 0"
+                "outputs: labels must number them from 0 (np.unique(labels, return_inverse=True) gives such numbers)"
             )
 
 

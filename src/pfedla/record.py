@@ -159,13 +159,18 @@ class RunRecord:
                 cls.unfinished(path, longer=config is not None)  # somebody may have been faster
                 if config is not None:  # the configuration before the facts: one that is ahead can still be resumed
                     (record.path / SUMMARY).unlink(missing_ok=True)
-                    write_text(record.path / CONFIG, config)
-                    write_text(record.path / FACTS, json.dumps(record.facts() | facts, indent=2) + "\n")
+                    record.reconfigure(config, **facts)
                 (record.path / ERROR).unlink(missing_ok=True)
         except RunError:
             record.release()
             raise
         return record
+
+    def reconfigure(self, config: str, **facts: Any) -> None:
+        """Write another configuration, of a run that became longer or shorter, and `facts` beside it."""
+        with self._writing():
+            write_text(self.path / CONFIG, config)
+            write_text(self.path / FACTS, json.dumps(self.facts() | facts, indent=2) + "\n")
 
     def append(self, record: dict[str, Any]) -> None:
         """Add a line to the metrics."""

@@ -15,6 +15,7 @@ import re
 import struct
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.resources.abc import Traversable
@@ -46,6 +47,7 @@ Reader = Callable[[Sequence[Traversable], Shape, int], tuple[Images, Labels]]
 """Files of one part, shape of an image, most images there can be -> images and labels."""
 
 SUSPICIOUS_BYTES, SUSPICIOUS_RATIO = 2**28, 100  # arrays are seldom so large, and never packed so well
+HOW = ": np.savez('name.npz', x=inputs, y=targets) writes such a file"
 _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile)
 
 
@@ -243,7 +245,9 @@ def load_folder(path: Path, *, labels: bool = True) -> list[ClientFile]:
         raise DataError(f"{path}: no such folder")
     files = sorted((file for file in path.glob("*.npz") if file.name[0] != "."), key=_natural)
     if not files:
-        raise DataError(f"{path}: expected one .npz file for each client, found none")
+        kinds = Counter(file.suffix for file in path.iterdir() if file.suffix and file.suffix.isprintable())
+        other = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common(3))
+        raise DataError(f"{path}: expected one .npz file for each client, found {other + HOW if other else 'none'}")
     clients = [_client(file, labels) for file in files]
     first = clients[0].x
     for file, client in zip(files, clients, strict=True):
@@ -269,6 +273,8 @@ def load_column(file: Path, *, labels: bool = True) -> list[ClientFile]:
     DataError
         The file is damaged or does not fit.
     """
+    if file.suffix != ".npz" and file.is_file() and not zipfile.is_zipfile(file):
+        raise _wrong(file, "an .npz archive", f"another kind of file{HOW}")
     arrays = _archive(file, ("x", "y", "client"))
     x, y = _samples(file, arrays, "x", "y", labels)
     if "client" not in arrays:
@@ -298,9 +304,18 @@ def _archive(file: Path, keys: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise _wrong(file, "an .npz archive", "a single array")
             with archive:
+                for key in keys[:2]:
+                    if key not in archive.files:
+                        raise _wrong(file, f"an array {key!r}", _listed(archive.files) + HOW)
                 return {key: archive[key] for key in keys if key in archive.files}
     except (ValueError, struct.error, NotImplementedError, RuntimeError, MemoryError, OverflowError) as error:
         raise _wrong(file, "an .npz archive of plain arrays", f"another thing ({error})") from None
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the names of some arrays, for a message."""
+    shown = [name if name.isprintable() else ascii(name) for name in names[:6]]
+    return ", ".join(f"{name:.40}" for name in shown) + (", ..." if len(names) > 6 else "") or "no array"
 
 
 def _check_sizes(file: Path, stream: IO[bytes], keys: Sequence[str]) -> None:
