@@ -23,6 +23,7 @@ from pfedla.data.datasets import load_dataset
 from pfedla.errors import PfedlaError
 from pfedla.experiment import load, resume, run, run_experiment
 from pfedla.layers import Layers, LayerSpec
+from pfedla.modelfile import load_model
 from pfedla.objective import Binary, Classification, Custom, MultiLabel, Objective, PerPosition, Regression
 from pfedla.record import RunRecord
 from pfedla.result import Result
@@ -54,6 +55,7 @@ __all__ = [
     "__version__",
     "load",
     "load_dataset",
+    "load_model",
     "resume",
     "run",
     "run_experiment",

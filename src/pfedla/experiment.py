@@ -24,7 +24,7 @@ from pfedla.data.federation import Clients, Data, Federation, federate, named, o
 from pfedla.errors import ConfigError, RunError
 from pfedla.fleet import SimulatedFleet
 from pfedla.layers import Groups, Layers, LayerSpec
-from pfedla.models import Model, check_model, make_model, seeded
+from pfedla.models import Model, check_model, make_model, model_name, seeded
 from pfedla.objective import Classification, Objective
 from pfedla.pool import Pool, local_pool
 from pfedla.record import RunRecord
@@ -156,9 +156,10 @@ def run(
         A function that makes the common first model (called once, with torch's generator seeded by `seed`),
         or a module, which is copied.
     clients
-        Each client's data, as a list or, by name, as a dictionary: `(x, y)`, of which `train_fraction` is trained on and the rest kept for the test, or
-        `(x, y, x_test, y_test)`. Arrays or tensors; labels are whole numbers from 0. Inputs of type uint8 are
-        taken for pixels and scaled to [-1, 1]; others are used as they are. Images are `(n, channels, height, width)`.
+        Each client's data, in a list or, by name, in a dictionary: `(x, y)`, of which `train_fraction` is trained on
+        and the rest kept for the test, or `(x, y, x_test, y_test)`. Arrays or tensors; labels are whole numbers from
+        0. Inputs of type uint8 are taken for pixels and scaled to [-1, 1]; others are used as they are. Images are
+        `(n, channels, height, width)`.
     rounds
         How many rounds to run.
     participants
@@ -349,12 +350,14 @@ def _facts(experiment: Experiment, federation: Federation, layers: Groups | None
         "version": __version__,
         "commit": commit(),
         "model": experiment.model.name,
+        "factory": None if experiment.model.name == PYTHON else model_name(experiment.model.name, federation.shape),
         "layers": layers if layers is not None else experiment.model.layers,
         "names": list(federation.names),
         "shape": list(federation.shape),
         "outputs": federation.outputs,
         "classes": list(federation.classes),
         "groups": federation.groups,
+        "pixels": federation.pixels,
         "samples": [[len(part) for part in samples] for samples in federation.data.values()],
         "settings": json.loads(_settings(experiment)),
         "data": data,

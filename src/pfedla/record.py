@@ -35,13 +35,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from pfedla import tensorfile, tree
 from pfedla.errors import RunError
 from pfedla.layers import Layers, LayerSpec
 from pfedla.ledger import Ledger
+from pfedla.modelfile import Description, save_model
 from pfedla.result import Result
 from pfedla.version import code
 
@@ -303,8 +304,8 @@ class RunRecord:
             _save(self.path / DIAGNOSTICS, {LAYERS: ledger["layers"], **result.diagnostics})
         (self.path / MODELS).mkdir(exist_ok=True)
         for client in result.with_models:
-            contiguous = {key: tensor.contiguous() for key, tensor in result.model(client).state_dict().items()}
-            save_file(contiguous, self._model(client))
+            about = Description.of(self.facts(), result.names[client], result.spec.names if result.spec else ())
+            save_model(self._model(client), result.model(client), about)
             _settle(self._model(client))
         for name in (LEDGER, DIAGNOSTICS, METRICS):
             if (self.path / name).exists():

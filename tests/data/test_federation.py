@@ -102,7 +102,7 @@ def test_clients_are_a_list_or_named() -> None:
     pair = (inputs(4), np.arange(4) % 2)
     assert list(named([pair, pair])) == ["client-0", "client-1"]
     assert list(named({"Hôpital Saint-Jean": pair})) == ["Hôpital Saint-Jean"]
-    with pytest.raises(DataError, match="a dictionary of names and .* found an array of shape"):
+    with pytest.raises(DataError, match=r"a dictionary of names and .* found an array of shape"):
         named(np.zeros((3, 4)))  # type: ignore[arg-type]
     with pytest.raises(DataError, match="a client's name must be text, not 3"):
         own_data([pair], [3], 0.5, 0)  # type: ignore[list-item]

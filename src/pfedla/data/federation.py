@@ -89,6 +89,11 @@ class Federation(NamedTuple):
         """The clients that are scored on so few samples that their scores are rough."""
         return tuple(self.names[client] for client, samples in self.data.items() if len(samples.test) < FEW)
 
+    @property
+    def pixels(self) -> bool:
+        """Whether inputs are bytes, which are scaled to [-1, 1]."""
+        return self.data[0].train.parts()[0].dtype == np.uint8
+
     def fingerprint(self) -> str:
         """Return a checksum of all clients' samples and names: the same data, split the same way, has the same."""
         found = hashlib.sha256(json.dumps(self.names).encode())
@@ -262,7 +267,7 @@ def _noted(federation: Federation) -> Federation:
 def _renamed(
     labels: list[tuple[np.ndarray, np.ndarray]],
 ) -> tuple[list[tuple[np.ndarray, np.ndarray]], tuple[str, ...], str]:
-    """Number classes whose labels are names, such as 100, 110, 120; return labels, the classes' names, and a note.
+    """Give numbers to classes whose labels are names, such as 100, 110, 120; return labels, names, and a note.
 
     Labels are taken for names if fewer than half of the numbers from 0 to the highest occur anywhere: otherwise they
     number the classes already, and one that occurs nowhere keeps its place.

@@ -35,6 +35,7 @@ __all__ = [
     "Shape",
     "load_column",
     "load_folder",
+    "load_inputs",
     "read_idx",
     "read_pickle",
     "read_records",
@@ -295,8 +296,27 @@ def _client(file: Path, labels: bool) -> ClientFile:
     return ClientFile(file.stem, x, y, None, None)
 
 
-def _archive(file: Path, keys: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
-    """Read those of the arrays `keys` that an `.npz` file has."""
+def load_inputs(file: Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
+    """Read inputs `x`, and targets `y` if there are any, from an `.npz` file.
+
+    Raises
+    ------
+    DataError
+        The file is damaged or does not fit.
+    """
+    arrays = _archive(file, ("x", "y"), needed=1)
+    x, y = arrays["x"], arrays.get("y")
+    if x.dtype.kind not in "uif" or x.ndim < 2 or not len(x):
+        raise _wrong(file, "x as numbers of shape (n, ...), at least one", f"{x.dtype} {x.shape}")
+    if x.dtype.kind == "f" and not np.isfinite(x).all():
+        raise _wrong(file, "finite numbers in x", "NaN or infinity")
+    if y is not None and (y.dtype.kind not in "uifb" or y.shape[:1] != x.shape[:1]):
+        raise _wrong(file, "y as numbers, one for each x", f"{y.dtype} {y.shape}")
+    return x, y
+
+
+def _archive(file: Path, keys: Sequence[str], needed: int = 2) -> dict[str, npt.NDArray[Any]]:
+    """Read those of the arrays `keys` that an `.npz` file has, of which the first are needed."""
     try:
         with _opened(file) as stream:
             _check_sizes(file, stream, keys)
@@ -304,7 +324,7 @@ def _archive(file: Path, keys: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise _wrong(file, "an .npz archive", "a single array")
             with archive:
-                for key in keys[:2]:
+                for key in keys[:needed]:
                     if key not in archive.files:
                         raise _wrong(file, f"an array {key!r}", _listed(archive.files) + HOW)
                 return {key: archive[key] for key in keys if key in archive.files}

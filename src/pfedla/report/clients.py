@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 
 def client_rows(names: Sequence[str], samples: Sequence[Sequence[int]], record: Row, scored_on: str) -> list[Row]:
-    """Return a row for each client: its name, its samples, and its metrics in one evaluation, None where there is none."""
+    """Return a row for each client: its name, its samples, and its metrics in one evaluation, None if it has none."""
     return [
         {
             "client": name,
