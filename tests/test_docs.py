@@ -22,6 +22,7 @@ from pfedla import cli
 from pfedla.comparison import parse_variant
 from pfedla.config import Experiment, merge, read_tables
 from pfedla.data.federation import Data
+from pfedla.modelfile import Description, save_model
 from pfedla.models import MODELS
 from pfedla.settings import names_of
 from tests.data.official import write, write_idx
@@ -89,6 +90,9 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for site in range(3):
         x = rng.normal(size=(30, 5)).astype(np.float32)
         np.savez(here / "hospitals" / f"site-{site}.npz", x=x, y=(x[:, 0] > 0).astype(np.int64))
+    np.savez(here / "new.npz", x=rng.normal(size=(3, 5)).astype(np.float32))
+    about = Description("site-2", "mlp", (5,), 2, ("0", "1"), ("fc1", "fc2"), False)
+    save_model(here / "site-2.safetensors", MODELS["mlp"]((5,), 2), about)
     return here
 
 
@@ -134,7 +138,8 @@ def test_commands_in_the_docs_run(page: Path, workplace: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("page", PAGES[2:], ids=lambda page: page.name)
-def test_python_in_the_docs_runs(page: Path) -> None:
+def test_python_in_the_docs_runs(page: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(workplace)
     for block in blocks(page, "python"):
         exec(compile(block, page.name, "exec"), {})
 
