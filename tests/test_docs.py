@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import pkgutil
 import re
 import runpy
 import shlex
@@ -185,3 +186,49 @@ def test_the_toy_method_of_the_protocol_works_on_every_model(name: str) -> None:
     how: dict[str, Any] = {"rounds": 3, "training": pfedla.Training(lr=0.1), "workers": 0}
     result = pfedla.run(names["Average"](), lambda: MODELS[name]((1, 16, 16), 2), [(x, y)] * 2, **how)
     assert result.summary["accuracy_mean"] == 1.0
+
+
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a kernel, as a reader would: where a run shows its progress."""
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    monkeypatch.setenv("PYTHONWARNINGS", "default")
+    book = nbformat.read(path, as_version=4)
+    assert not any(cell.get("outputs") for cell in book.cells)  # they would grow old
+    nbclient.NotebookClient(book, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    printed = "".join(out.get("text", "") for cell in book.cells for out in cell.get("outputs", ()))
+    assert re.search(r"accuracy \D*0\.\d+", printed)
+    if path.stem == "own_data":
+        assert "pfedla: round 15/20  accuracy" in printed
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("sphinx")
+    program = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-q",
+        "-W",
+        "--keep-going",
+        "-b",
+        "html",
+        str(ROOT / "docs"),
+        str(tmp_path),
+    ]
+    done = subprocess.run(program, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "pfedla.trained.predict" in (tmp_path / "api.html").read_text()
+
+
+def test_the_reference_shows_every_module() -> None:
+    text = "".join((ROOT / "docs" / name).read_text() for name in ("api.md", "methods.md"))
+    shown = set(re.findall(r"automodule:: (\S+)", text))
+    packages = {"pfedla.algorithms", "pfedla.data", "pfedla.report", "pfedla"}
+    found = {module.name for module in pkgutil.walk_packages(pfedla.__path__, "pfedla.")} - packages
+    assert shown == {name for name in found if not name.rpartition(".")[2].startswith("_")}
