@@ -34,7 +34,8 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    found = re.findall(r"^```([^\n]*)\n(.*?)^```$", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return [text for name, text in found if name == language]
 
 
 @pytest.mark.slow

@@ -187,7 +187,7 @@ def test_what_is_predicted_is_the_objectives(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(30, 5)).astype(np.float32)
     how: dict[str, Any] = {"rounds": 1, "workers": 0}
-    targets = {
+    targets: dict[str, tuple[pfedla.Objective, np.ndarray, list[str]]] = {
         "regression": (pfedla.Regression(), x[:, :2], ["prediction_0", "prediction_1"]),
         "binary": (pfedla.Binary(), (x[:, 0] > 0).astype(np.int64), ["prediction", "probability"]),
         "own": (pfedla.Custom(functional.l1_loss), x[:, :1], ["output"]),

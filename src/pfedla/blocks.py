@@ -31,7 +31,7 @@ class NormPoolReLU(nn.BatchNorm2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `relu(max_pool2d(batch_norm(x), 2))`."""
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]  # TorchScript knows torch's own operations alone
+        if torch.jit.is_scripting():  # TorchScript knows torch's own operations alone
             return functional.max_pool2d(self._normalized(x), 2).relu()
         else:  # noqa: RET505 (what stands after a return would be compiled)
             return self._quick(x)

@@ -75,7 +75,7 @@ def watched(
     That is a terminal, or a notebook, where it takes a line for each evaluation.
     """
     notebook = "ipykernel" in sys.modules
-    console = Console(stderr=not notebook, force_jupyter=False)
+    console = Console(stderr=not notebook, force_jupyter=False, force_terminal=False if notebook else None)
     if wanted is None:
         wanted = notebook or console.is_terminal
     if not wanted:
