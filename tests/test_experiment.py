@@ -384,17 +384,19 @@ def test_a_run_leaves_what_it_promises(tmp_path: Path) -> None:
     files = {"config.toml", "run.json", "metrics.jsonl", "summary.json", "ledger.npz", "diagnostics.npz", "models"}
     assert {file.name for file in out.iterdir()} == files
     facts = json.loads((out / "run.json").read_text())
-    assert (facts.pop("format"), len(facts.pop("id")), len(facts.pop("data"))) == (1, 32, 64)
+    assert (facts.pop("format"), len(facts.pop("id")), len(facts.pop("data"))) == (2, 32, 64)
     assert facts.pop("settings") == json.loads(json.dumps(Experiment.load(out / "config.toml").decisive()))
     assert facts == {
         "version": pfedla.__version__,
         "model": "auto",
+        "factory": "lenet-bn",
         "layers": {},
         "names": ["phone-0", "phone-1", "phone-2", "phone-3"],
         "shape": [3, 16, 16],
         "outputs": 3,
         "classes": ["0", "1", "2"],
         "groups": None,
+        "pixels": True,
         "samples": [[8, 4], [9, 4], [10, 4], [10, 5]],
     }
     assert json.loads((out / "summary.json").read_text()) == result.summary
