@@ -22,6 +22,7 @@ from pfedla.experiment import federation_of
 from pfedla.record import RunRecord
 from pfedla.rounds import Progress
 from pfedla.storage import is_mapped
+from pfedla.version import commit
 from pfedla.version import code
 from tests.world import METHODS, same_result, timeless
 
@@ -386,6 +387,7 @@ def test_a_run_leaves_what_it_promises(tmp_path: Path) -> None:
     facts = json.loads((out / "run.json").read_text())
     assert (facts.pop("format"), len(facts.pop("id")), len(facts.pop("data"))) == (2, 32, 64)
     assert facts.pop("settings") == json.loads(json.dumps(Experiment.load(out / "config.toml").decisive()))
+    assert (facts.pop("commit"), len(facts.pop("fingerprint"))) == (commit(), 64)
     assert facts == {
         "version": pfedla.__version__,
         "model": "auto",
