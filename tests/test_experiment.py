@@ -22,8 +22,7 @@ from pfedla.experiment import federation_of
 from pfedla.record import RunRecord
 from pfedla.rounds import Progress
 from pfedla.storage import is_mapped
-from pfedla.version import commit
-from pfedla.version import code
+from pfedla.version import code, commit
 from tests.world import METHODS, same_result, timeless
 
 QUICK = Training(local_epochs=2, batch_size=8)
