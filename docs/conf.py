@@ -1,5 +1,6 @@
 """How the documentation is built: `make docs`; warnings are errors."""
 
+import re
 from typing import Any
 
 from pfedla import __version__
@@ -28,7 +29,7 @@ napoleon_use_rtype = False
 def norms(*_: Any) -> None:
     """Take |θ| in a docstring for a norm: elsewhere in reStructuredText such bars are substitutions."""
     lines: list[str] = _[-1]
-    lines[:] = [line.replace("|", "\\|") if "`" not in line else line for line in lines]
+    lines[:] = [re.sub(r"(`[^`]*`)|\|", lambda found: found[1] or "\\|", line) for line in lines]
 
 
 def setup(app: Any) -> None:
