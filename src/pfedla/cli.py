@@ -44,6 +44,7 @@ from pfedla.report.pareto import draw_pareto, frontier, points, smallest
 from pfedla.report.tables import VALUES, comparison_table, overview
 from pfedla.report.weights import draw_result, draw_retained
 from pfedla.result import Result
+from pfedla.trained_commands import COMMANDS
 from pfedla.version import __version__
 
 __all__ = ["cli", "main"]
@@ -91,7 +92,9 @@ def _settings(*tables: tuple[tuple[str, str, type, str], ...]) -> Callable[[Comm
                     section, _, key = address.partition(".")
                     given.setdefault(section, {})[key] = value
             changes = merge(given | parse_codec(rest.pop("codec", ())), parse_assignments(assign))
-            command(settings=merge(read_tables(config) if config else {}, changes), changes=changes, **rest)
+            settings = merge(read_tables(config) if config else {}, changes)
+            _refuse_idle(settings, changes)
+            command(settings=settings, changes=changes, **rest)
 
         wrapped: Command = gathered
         wrapped = click.option(
@@ -110,6 +113,19 @@ def _settings(*tables: tuple[tuple[str, str, type, str], ...]) -> Callable[[Comm
         return click.argument("config", type=path, required=False, metavar="[CONFIG.toml]")(wrapped)
 
     return decorate
+
+
+def _refuse_idle(settings: Tables, changes: Tables) -> None:
+    """Refuse what would be ignored: own data decide who the clients are and what they hold."""
+    data = settings.get("data")
+    if not isinstance(data, dict) or not data.get("folder"):
+        return
+    idle = [f"data.{key}" for key in changes.get("data", {}) if key not in ("folder", "train_fraction", "validation")]
+    idle += [f"split.{key}" for key in changes.get("split", {})]
+    if idle:
+        raise ConfigError(
+            f"{', '.join(idle)} cannot be set with data.folder: its files say who the clients are and what they hold"
+        )
 
 
 _path = click.Path(path_type=Path)
@@ -399,16 +415,25 @@ def data_show(settings: Tables, changes: Tables, out: Path) -> None:  # noqa: AR
     counts, classes = federation.counts, federation.classes
     if not classes:  # targets are no labels
         counts, classes = np.array([[[len(part) for part in own]] for own in federation.data.values()]), ("samples",)
-    _say(federation_table(counts, classes, title=title, groups=groups))
+    _say(federation_table(counts, classes, names=federation.names, title=title, groups=groups))
     for words in federation.shifts:
         _say(words)
     out.parent.mkdir(parents=True, exist_ok=True)
-    draw_federation(out, counts, classes, title, groups=groups)
+    draw_federation(out, counts, classes, title, names=federation.names, groups=groups)
     _say(f"picture: {out}")
 
 
+for _command in COMMANDS:
+    cli.add_command(_command)
+
+
 def main() -> None:
-    """Run the command line; a user's mistake ends in one sentence, never in a traceback."""
+    """Run the command line; a user's mistake ends in one sentence, never in a traceback.
+
+    Modules of the working folder can be named, `package.module:Class`; they come after everything that is installed.
+    """
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
     try:
         cli(standalone_mode=False)
     except click.exceptions.Exit as end:

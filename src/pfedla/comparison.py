@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pfedla.algorithms import ALGORITHMS
 from pfedla.config import Experiment, Tables, merge, parse_codec, parse_value
 from pfedla.data.federation import Federation
 from pfedla.errors import ConfigError, ModelError, PfedlaError, RunError
@@ -37,6 +38,7 @@ def parse_variant(text: str) -> Variant:
     Keys are the method's settings, `codec.KEY` those of the codec, and `codec` one of its presets.
     """
     name, *settings = (part.strip() for part in text.split(","))
+    name = {known.casefold(): known for known in ALGORITHMS}.get(name.casefold(), name)
     table: dict[str, Any] = {"name": name}
     codec: list[str] = []
     for setting in settings:
