@@ -38,6 +38,8 @@ __all__ = [
     "columns_of",
     "experiment_of",
     "facts_of",
+    "methods_of",
+    "rows_of",
     "seconds_of",
 ]
 
@@ -100,7 +102,7 @@ class Wanted(NamedTuple):
     datasets: tuple[str, ...] = ()
     clients: tuple[int, ...] = ()
     algorithms: tuple[str, ...] = ()
-    seeds: int = 1
+    seeds: int | None = None  # 1 when runs are made, all that there are when results are shown
 
 
 LITERAL = Method("pFedLA", "pfedla,hyper_optimizer=sgd,hyper_lr=1.0")  # Eqs. 10-11 as printed
@@ -207,20 +209,22 @@ def columns_of(item: Item, wanted: Wanted) -> tuple[Column, ...]:
     )
 
 
+def rows_of(column: Column, scale: Scale) -> tuple[Method, ...]:
+    """Return the rows of Tables 1 and 2 that a column has."""
+    half = facts_of(column, scale).training.local_epochs // 2
+    found = (method._replace(spec=method.spec.format(half=half)) for method in METHODS)
+    normed = column.place.dataset in ("CIFAR10", "CIFAR100")
+    return tuple(method for method in found if normed or method.algorithm != "fedbn")
+
+
 def methods_of(item: Item, column: Column, wanted: Wanted) -> tuple[Method, ...]:
     """Return the methods of a column that are asked for."""
-    found: tuple[Method, ...]
     if item.name in ("table1", "table2"):
-        half = facts_of(column, wanted.scale).training.local_epochs // 2
-        found = tuple(method._replace(spec=method.spec.format(half=half)) for method in METHODS)
-        if column.place.dataset not in ("CIFAR10", "CIFAR100"):  # no batch norm
-            found = tuple(method for method in found if method.algorithm != "fedbn")
+        found = rows_of(column, wanted.scale)
         if wanted.scale == "laptop" and column.place.clients == 100 and not wanted.algorithms:
             found = tuple(method for method in found if method.algorithm in FEW)
-    elif item.name == "table3":
-        found = KEEP
     else:
-        found = {"fig1": SIMILARITY, "fig7": (LITERAL, ADAM)}.get(item.name, (LITERAL, ADAM))
+        found = {"table3": KEEP, "fig1": SIMILARITY}.get(item.name, (LITERAL, ADAM))
     return tuple(method for method in found if not wanted.algorithms or method.algorithm in wanted.algorithms)
 
 
@@ -232,7 +236,7 @@ def cells_of(items: Sequence[Item], wanted: Wanted) -> list[Cell]:
             raise unknown_name("method of the paper", name, known)
     found = {
         Cell(column, method, seed): None
-        for seed in range(wanted.seeds)
+        for seed in range(wanted.seeds or 1)
         for late in (False, True)
         for item in items
         for column in columns_of(item, wanted)
@@ -240,3 +244,16 @@ def cells_of(items: Sequence[Item], wanted: Wanted) -> list[Cell]:
         for method in methods_of(item, column, wanted)
     }
     return list(found)
+
+
+# Seconds per round of 10 clients x 10 local epochs x 140 images, as `results/methods-*.json` has them for two cores.
+_PER_ROUND = {1: 1.7, 3: 2.7}  # Local, by the images' channels
+_TIMES = {"per-fedavg": 1.4, "pfedme": 5.0, "fedbn": 1.4, "fedrep": 1.2, "pfedhn": 1.1}  # a round of Local
+
+
+def seconds_of(cell: Cell, scale: Scale) -> float:
+    """Estimate how long a cell takes on two cores."""
+    experiment = experiment_of(cell, scale)
+    data, schedule, training = experiment.data, experiment.schedule, experiment.training
+    busy = (schedule.participants or data.clients) * training.local_epochs * data.samples_per_client / (10 * 10 * 200)
+    return schedule.rounds * busy * _PER_ROUND[IMAGES[data.dataset].shape[0]] * _TIMES.get(cell.method.algorithm, 1.0)
