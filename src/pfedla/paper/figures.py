@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
 
 from pfedla.paper.grid import ADAM, LITERAL, SIMILARITY, SLUGS, Column, Item, Method, Wanted, columns_of
 from pfedla.paper.runs import Places, Summary, summaries_of
@@ -249,6 +250,7 @@ def _plain(axis: Axes, title: str = "") -> Axes:
     axis.tick_params(labelsize=8, colors=_FAINT, length=2)
     axis.grid(axis="y", color=_GRID, linewidth=0.6)
     axis.set_axisbelow(True)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     axis.set_title(title, fontsize=10, color=_INK, loc="left")
     return axis
 
@@ -262,7 +264,7 @@ def _heat(axis: Axes, values: np.ndarray, top: float, *, numbers: bool = True) -
     if numbers:
         for (row, place), value in np.ndenumerate(values):
             dark = value > 0.3 * top
-            text = f"{value:.2f}".replace("0.", ".", 1) if value < 0.995 else "1"
+            text = f"{value:.2f}".removeprefix("0") if 0.005 <= value < 0.995 else f"{value:.0f}"
             axis.text(place, row, text, ha="center", va="center", fontsize=7, color="white" if dark else _INK)
     return image
 
@@ -295,7 +297,7 @@ def _draw_evolution(places: Places, column: Column, method: Method, cell: Summar
     layers = cell["layers"]
     across = 4 if len(layers) > 5 else len(layers)
     down = -(-len(layers) // across)
-    below = f"Client 0's weights. {heading(places, column, 1)}, scale {places.scale}"
+    below = f"Client 0's weights; lines divide early, middle and late. {heading(places, column, 1)}, scale {places.scale}"
     title = f"{column.place.dataset}, {method.name}: from whom the target client learns"
     canvas = _canvas(0.6 + 2.35 * across, 1.1 + 2.1 * down, title, below)
     axes = canvas.subplots(down, across, sharex=True, sharey=True, squeeze=False)
@@ -315,7 +317,11 @@ def _draw_evolution(places: Places, column: Column, method: Method, cell: Summar
         row[0].set_ylabel("weight", fontsize=9, color=_INK)
     names = [ROLES[0], "same classes", "three of the same", "others (mean)"]
     handles = axes.flat[0].get_lines()[: len(ROLES)]
-    canvas.legend(handles, names, loc="outside upper right", ncols=4, frameon=False, fontsize=9, handlelength=2.6)
+    look: dict[str, Any] = {"frameon": False, "fontsize": 9, "handlelength": 2.6}
+    if down * across > len(layers):
+        axes.flat[-1].legend(handles, names, loc="center", **look)
+    else:
+        canvas.legend(handles, names, loc="outside upper right", ncols=4, **look)
     return canvas
 
 
