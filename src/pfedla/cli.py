@@ -472,7 +472,8 @@ def _with_options(text: str) -> str:
         options = tuple(option for option in DATA_OPTIONS if option[0] == "data-dir")
     addresses = [(address, f"--{name}") for name, address, _, _ in options]
     addresses += [(f"codec.{key}", "--codec") for key in ("up", "down", "keep")]
-    addresses += [("machine.download", "--download"), ("(out)", "--out"), ("overwrite it", "--overwrite")]
+    out = "--runs" if sys.argv[1:2] == ["paper"] else "--out"
+    addresses += [("machine.download", "--download"), ("(out)", out), ("overwrite it", "--overwrite")]
     words = {*re.findall(r"[a-z_]+\.[a-z_]+", text), *re.findall(r"\(out\)|overwrite it", text)}
     found = [option for address, option in addresses if address in words]
     return text.replace(" (out)", "") + (f" ({', '.join(found)})" if found else "")

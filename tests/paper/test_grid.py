@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ FILES = {path.stem for path in (ROOT / "experiments" / "paper").glob("*.toml")}
 
 
 def test_there_is_a_file_for_every_column_and_no_other() -> None:
-    assert FILES == {column.name for column in COLUMNS}
+    assert {column.name for column in COLUMNS} == FILES
 
 
 @pytest.mark.parametrize("column", COLUMNS, ids=lambda column: column.name)
@@ -47,7 +48,10 @@ def test_columns_have_the_settings_of_the_paper(column: Any) -> None:
     assert found.schedule.participants == (10 if many else None)
     assert found.schedule.rounds == (200 if many or not colour else 100)
     assert full.schedule.rounds == (2500 if many else 600)
-    assert full.decisive() == {**found.decisive(), "schedule": {**found.decisive()["schedule"], "rounds": full.schedule.rounds}}
+    assert full.decisive() == {
+        **found.decisive(),
+        "schedule": {**found.decisive()["schedule"], "rounds": full.schedule.rounds},
+    }
     assert found.data.clients == column.place.clients
     few = column.name in ("fig5-cifar100", "fig6-cifar100")
     assert found.data.samples_per_client == (120 if few else 200)
@@ -63,7 +67,7 @@ def test_columns_have_the_settings_of_the_paper(column: Any) -> None:
 
 @pytest.mark.parametrize("column", COLUMNS, ids=lambda column: column.name)
 def test_data_sets_of_the_size_of_the_smallest_subset_in_use_suffice(column: Any) -> None:
-    """EMNIST digits with 796 images of a class, half of CIFAR-10, and a third of CIFAR-100, where 100 clients do not fit."""
+    """796 images of a class of EMNIST digits, half of CIFAR-10, and a third of CIFAR-100, too few for 100 clients."""
     found = facts_of(column, "laptop")
     each = {"emnist-digits": 796, "cifar10": 2925, "cifar100": 180}.get(found.data.dataset, 6000)
     labels = np.repeat(np.arange(len(DATASETS[found.data.dataset].classes)), each)
@@ -87,7 +91,7 @@ def test_figures_have_the_classes_that_the_paper_describes() -> None:
     shared = [len(set(five[0]) & set(row)) for row in five]
     assert shared == [4, 4, 3, 0, 0, 0, 0, 0]
     assert [len(row) for row in (*five, *six)] == [4] * 16
-    assert all(len(set(a) & set(b)) == 3 for a, b in zip(six, six[1:], strict=False))
+    assert all(len(set(a) & set(b)) == 3 for a, b in pairwise(six))
     assert len({tuple(row) for row in five}) == 7
 
 

@@ -11,7 +11,9 @@ TEN = {column.place.dataset: column for column in ITEMS["table3"].columns}
 
 
 @pytest.mark.parametrize("table", [TABLE1, TABLE2])
-def test_every_method_has_every_column_but_fedbn_those_without_batch_norm(table: dict[str, dict[Place, object]]) -> None:
+def test_every_method_has_every_column_but_fedbn_those_without_batch_norm(
+    table: dict[str, dict[Place, object]],
+) -> None:
     everywhere = {Place(dataset, clients) for dataset in DATASETS for clients in CLIENTS}
     assert list(table) == [method.name for method in METHODS if method.printed]
     for method, row in table.items():

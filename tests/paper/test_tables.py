@@ -12,8 +12,17 @@ from pfedla.errors import RunError
 from pfedla.paper.grid import ITEMS, KEEP, Cell, Method, Wanted, columns_of, rows_of
 from pfedla.paper.printed import TABLE1, TABLE2, Printed
 from pfedla.paper.runs import Places
-from pfedla.paper.tables import Entry, count_first, layer_sizes, megabytes, ranks, spearman, table_of_methods
-from pfedla.paper.tables import table_of_retained, written
+from pfedla.paper.tables import (
+    Entry,
+    count_first,
+    layer_sizes,
+    megabytes,
+    ranks,
+    spearman,
+    table_of_methods,
+    table_of_retained,
+    written,
+)
 
 WANTED = Wanted(datasets=("fashion-mnist",), clients=(10,))
 COLUMN = columns_of(ITEMS["table1"], WANTED)[0]

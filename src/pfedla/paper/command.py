@@ -55,6 +55,7 @@ _path = click.Path(path_type=Path)
 )
 @click.option("--workers", type=int, help="Processes of a cell; one per core by default. Never changes the result.")
 @click.option("--data-dir", help="Where data sets lie; $PFEDLA_DATA by default.")
+@click.option("--download", is_flag=True, help="Fetch missing files from their official address.")
 @click.option("--results", type=_path, default=Path("results/paper"), show_default=True, help="One file per column.")
 @click.option("--runs", type=_path, default=Path("runs/paper"), show_default=True, help="For the run directories.")
 @click.option("--overwrite", is_flag=True, help="Run anew what is there already.")
@@ -73,6 +74,7 @@ def paper(
     jobs: int,
     workers: int | None,
     data_dir: str | None,
+    download: bool,
     results: Path,
     runs: Path,
     overwrite: bool,
@@ -86,6 +88,7 @@ def paper(
     machine: dict[str, Any] = {"keep_models": False}
     machine |= {"workers": workers} if workers is not None else {}
     machine |= {"data_dir": data_dir} if data_dir is not None else {}
+    machine |= {"download": True} if download else {}
     places = Places(scale, results, runs, machine)
     if cell:
         run_cell(places, _cell(*cell), overwrite=overwrite)

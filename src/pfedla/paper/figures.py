@@ -74,7 +74,7 @@ def _measured(item: Item, places: Places, wanted: Wanted) -> Iterator[tuple[Colu
                 yield column, method, found
 
 
-def periods(rounds: Sequence[int]) -> list[np.ndarray]:
+def periods(rounds: Sequence[int] | np.ndarray) -> list[np.ndarray]:
     """Return which records belong to the early, the middle and the late third of the rounds."""
     t = np.asarray(rounds)
     third = np.ceil(3 * t / t.max()).clip(1, 3)
@@ -297,7 +297,9 @@ def _draw_evolution(places: Places, column: Column, method: Method, cell: Summar
     layers = cell["layers"]
     across = 4 if len(layers) > 5 else len(layers)
     down = -(-len(layers) // across)
-    below = f"Client 0's weights; lines divide early, middle and late. {heading(places, column, 1)}, scale {places.scale}"
+    below = (
+        f"Client 0's weights; lines divide early, middle and late. {heading(places, column, 1)}, scale {places.scale}"
+    )
     title = f"{column.place.dataset}, {method.name}: from whom the target client learns"
     canvas = _canvas(0.6 + 2.35 * across, 1.1 + 2.1 * down, title, below)
     axes = canvas.subplots(down, across, sharex=True, sharey=True, squeeze=False)

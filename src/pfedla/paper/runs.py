@@ -202,6 +202,7 @@ def _start(places: Places, cell: Cell, overwrite: bool) -> subprocess.Popen[str]
     words = ["paper", "--cell", cell.column.name, cell.method.spec, str(cell.seed), "--scale", places.scale]
     words += ["--results", str(places.results), "--runs", str(places.runs), "--workers", "1"]
     words += ["--data-dir", places.machine["data_dir"]] if "data_dir" in places.machine else []
+    words += ["--download"] if places.machine.get("download") else []
     words += ["--overwrite"] if overwrite else []
     program = [sys.executable, "-c", "from pfedla.cli import main; main()", *words]
     return subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)  # noqa: S603

@@ -314,8 +314,8 @@ def table_of_retained(item: Item, places: Places, wanted: Wanted) -> list[Sheet]
                     "retained_in_the_paper": ", ".join(printed.layers) if printed else None,
                 }
             )
-        head = ("k", "ours %", "paper %", "MB down / up", "paper's unit: ours", "printed", "from its layers")
-        head += ("retained here (share of downloads)", "in the paper")
+        figures = ("k", "ours %", "paper %", "MB down / up", "paper's unit: ours", "printed", "from its layers")
+        head = (*figures, "retained here (share of downloads)", "in the paper")
         title = f"Table 3, {dataset} ({heading(places, column, seeds)}), scale {places.scale}"
         note = "MB are 10^6 bytes of layers as sent, of all rounds run here. The paper's unit is for its 600 rounds."
         notes = tuple(text for text in (note, measured_by(s for some in found.values() for s in some)) if text)
