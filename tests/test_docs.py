@@ -100,7 +100,8 @@ def commands(page: Path) -> list[str]:
 def shrunk(words: list[str]) -> list[str]:
     """Return a command that does the same with less: one round, one seed, no processes."""
     if words[0] == "paper" and len(words) > 1:
-        return [*words, "--scale", "smoke", "--dataset", "emnist", "-a", "pfedla", "--workers", "0"]
+        small = ["--scale", "smoke", "--dataset", "emnist", "-a", "pfedla", "--workers", "0"]
+        return [*words, *small, "--results", "runs/collected"]
     if words[0] not in ("run", "compare"):
         return words
     small = ["--rounds", "1", "--local-epochs", "1", "--set", "model.name=mlp", "--test-samples-per-client", "20"]

@@ -47,6 +47,7 @@ def test_ranks_and_their_correlation_are_those_of_plain_numpy() -> None:
     assert spearman([1, 2, 3], [10, 20, 30]) == 1
     assert spearman([1, 2, 3], [3, 2, 1]) == -1
     assert spearman([1, 2], [1, 2]) is None
+    assert spearman([], []) is None
 
 
 def test_firsts_of_the_paper_are_counted_as_plain_numpy_counts_them() -> None:

@@ -84,10 +84,12 @@ def ranks(values: Sequence[float]) -> np.ndarray:
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
     """Return the rank correlation; None if there are fewer than three pairs, or one side is constant."""
+    if len(a) < 3:
+        return None
     x, y = ranks(a), ranks(b)
     x, y = x - x.mean(), y - y.mean()
     scale = math.sqrt(float(x @ x) * float(y @ y))
-    return float(x @ y) / scale if len(x) > 2 and scale else None
+    return float(x @ y) / scale if scale else None
 
 
 def among_the_first(column: Mapping[str, Printed | Entry], names: Iterable[str], *, within: bool) -> bool:
