@@ -37,6 +37,7 @@ from pfedla.experiment import resume as resume_run
 from pfedla.groups import groups
 from pfedla.interrupts import Stopped
 from pfedla.models import MODELS
+from pfedla.paper.command import paper
 from pfedla.record import RunRecord
 from pfedla.report.federation import draw_federation, federation_table
 from pfedla.report.live import Live
@@ -340,6 +341,9 @@ def table(comparisons: tuple[Path, ...], value: tuple[str, ...], against: str | 
     _say(overview(found, value, against, mean).rstrip())
 
 
+cli.add_command(paper)
+
+
 @cli.command()
 @click.argument("comparison", type=_path)
 @click.option("--against", metavar="METHOD", help="What the others are held against; by default the first method.")
@@ -489,9 +493,12 @@ def _how_to_resume(out: Path) -> str:
 def _with_options(text: str) -> str:
     """Return a message and, in brackets, the options that stand for the settings it names."""
     options = DATA_OPTIONS if sys.argv[1:2] == ["data"] else (*METHOD_OPTION, *DATA_OPTIONS, *RUN_OPTIONS)
+    if sys.argv[1:2] == ["paper"]:
+        options = tuple(option for option in DATA_OPTIONS if option[0] == "data-dir")
     addresses = [(address, f"--{name}") for name, address, _, _ in options]
     addresses += [(f"codec.{key}", "--codec") for key in ("up", "down", "keep")]
-    addresses += [("machine.download", "--download"), ("(out)", "--out"), ("overwrite it", "--overwrite")]
+    out = "--runs" if sys.argv[1:2] == ["paper"] else "--out"
+    addresses += [("machine.download", "--download"), ("(out)", out), ("overwrite it", "--overwrite")]
     words = {*re.findall(r"[a-z_]+\.[a-z_]+", text), *re.findall(r"\(out\)|overwrite it", text)}
     found = [option for address, option in addresses if address in words]
     return text.replace(" (out)", "") + (f" ({', '.join(found)})" if found else "")
