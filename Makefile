@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 LOOPS := src/pfedla/kernels/module.cpp src/pfedla/kernels/loops.inc
 
-.PHONY: help install demo test check sanitize soak format bench bench-peers clean
+.PHONY: help install demo test check sanitize soak docs format bench bench-peers clean
 
 help:
 	@echo "make demo    set up, then compare four methods on the embedded images (runs/demo)"
@@ -11,6 +11,7 @@ help:
 	@echo "make check   the checks alone: formatting, lint, types, tests"
 	@echo "make sanitize   the compiled loop's tests with GCC's address and undefined-behaviour sanitizers"
 	@echo "make soak    kill runs at random moments and resume them, for ten minutes"
+	@echo "make docs    the documentation as a site, build/docs/index.html; warnings are errors"
 	@echo "make format  format and fix what can be fixed"
 	@echo "make bench   speed and memory, as ratios within one run (docs/benchmarks.md); five minutes"
 	@echo "make bench-peers   set up Flower and pfl under .bench-envs, then compare with them; four minutes after set-up"
@@ -19,6 +20,8 @@ help:
 install: .venv/.installed
 
 .venv/.installed: pyproject.toml constraints.txt $(LOOPS)
+	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "pfedla needs \
+	Python 3.11 or newer; this is " + sys.version.split()[0] + ". Name one: make PYTHON=python3.12 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
@@ -48,6 +51,9 @@ sanitize: install
 
 soak: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak --seconds 600
+
+docs: install
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs build/docs
 
 format:
 	$(BIN)/ruff check --fix .

@@ -5,6 +5,8 @@ A table stands in a page between two comments, of which the first is the command
     <!-- pfedla table results/demo.json --value headline --value worst -->
     <!-- end -->
 
+`pfedla paper NAME --print --results results/paper` stands in a page in the same way.
+
 A test runs the same and compares.
 """
 
@@ -20,7 +22,7 @@ from pfedla.cli import cli
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "results" / "README.md")
-TABLE = re.compile(r"(<!-- pfedla ((?:table|groups) [^>]*?) -->\n).*?(<!-- end -->\n)", re.DOTALL)
+TABLE = re.compile(r"(<!-- pfedla ((?:table|groups|paper) [^>]*?) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 
 
 def written(text: str) -> str:

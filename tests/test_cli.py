@@ -46,6 +46,7 @@ def pfedla(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
     def call(*words: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["pfedla", *words])
+        monkeypatch.setattr(sys, "path", [*sys.path])
         code = 0
         try:
             cli.main()
@@ -528,3 +529,65 @@ def test_two_comparisons_write_one_file_in_turn(tmp_path: Path) -> None:
     found = {(run["label"], run["seed"]) for run in comparison.read_comparison(tmp_path / "results.json")}
     assert found == {(label, seed) for label in "ab" for seed in range(60)}
     assert len(comparison.read_comparison(tmp_path / "out" / "comparison.json")) == 1
+
+
+# ---- the first five minutes
+
+
+ROOT = Path(__file__).parent.parent
+
+
+def shell(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-P", *words], capture_output=True, text=True, cwd=cwd)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["examples.my_algorithm:Halfway", "experiments.updated_first:UpdatedFirst"])
+def test_modules_of_the_working_folder_can_be_named(tmp_path: Path, method: str) -> None:
+    program = ["-c", "from pfedla.cli import main; main()", "run", "--algorithm", method, *SMALL]
+    done = shell(*program, "--out", str(tmp_path / "run"), cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    Path("mine.py").write_text("from pfedla.models import MLP as make\n")
+    program = ["-m", "pfedla", "run", *SMALL, "--model", "mine:make", "--out", "other"]
+    done = shell(*program, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_python_m_pfedla_is_the_command_line() -> None:
+    done = shell("-m", "pfedla", "--version", cwd=Path.cwd())
+    assert done.returncode == 0
+    assert done.stdout.startswith("pfedla, version")
+
+
+def test_too_old_a_python_is_told() -> None:
+    program = "import sys; sys.version_info = (3, 9); sys.version = '3.9.1 old'; import pfedla"
+    done = shell("-c", program, cwd=Path.cwd())
+    assert done.stderr.splitlines()[-1] == "ImportError: pfedla needs Python 3.11 or newer; this is 3.9.1"
+
+
+def test_names_are_matched_without_case(pfedla: Any) -> None:
+    words = ["--set", "split.name=IID", "--dataset", "Fashion-MNIST-10k", "--out", "here", "--json"]
+    code, out, _ = pfedla("run", "--algorithm", "pFedLA", *SMALL, "--model", "MLP", *words)
+    assert code == 0
+    assert (json.loads(out)["algorithm"], json.loads(out)["dataset"]) == ("pfedla", "fashion-mnist-10k")
+    code, _, err = pfedla("run", "here/config.toml", "--algorithm", "PFEDLA", "--set", "algorithm.retain=9")
+    assert "algorithm.retain = 9" in err  # and no setting was lost on the way
+    code, out, _ = pfedla("compare", "-a", "HeurpFedLA,retain=1", *SMALL, "--json")
+    assert [run["label"] for run in json.loads(out)] == ["heurpfedla,retain=1"]
+    assert "did you mean 'heurpfedla'?" in pfedla("run", "--algorithm", "HeurpFedLAA")[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--clients", "3"], "data.clients cannot be set with data.folder"),
+        (["--split", "iid"], "split.name cannot be set with data.folder"),
+        (["--samples-per-client", "9", "--set", "split.concentration=1"], "data.samples_per_client, split.concent"),
+    ],
+)
+def test_a_folder_leaves_nothing_to_split(pfedla: Any, words: list[str], named: str) -> None:
+    Path("mine.toml").write_text('[data]\nfolder = "sites"\n')
+    for start in (["run", "--folder", "sites"], ["run", "mine.toml"], ["data", "show", "--folder", "sites"]):
+        code, _, err = pfedla(*start, *words)
+        assert code == 2
+        assert named in err

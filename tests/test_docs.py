@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import pkgutil
 import re
 import runpy
 import shlex
@@ -22,6 +23,7 @@ from pfedla import cli
 from pfedla.comparison import parse_variant
 from pfedla.config import Experiment, merge, read_tables
 from pfedla.data.federation import Data
+from pfedla.modelfile import Description, save_model
 from pfedla.models import MODELS
 from pfedla.settings import names_of
 from tests.data.official import write, write_idx
@@ -32,7 +34,8 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    found = re.findall(r"^```([^\n]*)\n(.*?)^```$", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return [text for name, text in found if name == language]
 
 
 @pytest.mark.slow
@@ -89,6 +92,9 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for site in range(3):
         x = rng.normal(size=(30, 5)).astype(np.float32)
         np.savez(here / "hospitals" / f"site-{site}.npz", x=x, y=(x[:, 0] > 0).astype(np.int64))
+    np.savez(here / "new.npz", x=rng.normal(size=(3, 5)).astype(np.float32))
+    about = Description("site-2", "mlp", (5,), 2, ("0", "1"), ("fc1", "fc2"), False)
+    save_model(here / "site-2.safetensors", MODELS["mlp"]((5,), 2), about)
     return here
 
 
@@ -99,6 +105,9 @@ def commands(page: Path) -> list[str]:
 
 def shrunk(words: list[str]) -> list[str]:
     """Return a command that does the same with less: one round, one seed, no processes."""
+    if words[0] == "paper" and len(words) > 1:
+        small = ["--scale", "smoke", "--dataset", "emnist", "-a", "pfedla", "--workers", "0"]
+        return [*words, *small, "--results", "runs/collected"]
     if words[0] not in ("run", "compare"):
         return words
     small = ["--rounds", "1", "--local-epochs", "1", "--set", "model.name=mlp", "--test-samples-per-client", "20"]
@@ -134,7 +143,8 @@ def test_commands_in_the_docs_run(page: Path, workplace: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("page", PAGES[2:], ids=lambda page: page.name)
-def test_python_in_the_docs_runs(page: Path) -> None:
+def test_python_in_the_docs_runs(page: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(workplace)
     for block in blocks(page, "python"):
         exec(compile(block, page.name, "exec"), {})
 
@@ -147,7 +157,7 @@ def test_names_of_functions_and_tests_in_the_docs_exist(page: Path) -> None:
 
 
 def test_experiments_are_valid(caplog: pytest.LogCaptureFixture) -> None:
-    for path in (ROOT / "experiments").glob("*.toml"):
+    for path in [*(ROOT / "experiments").glob("*.toml"), *(ROOT / "experiments" / "paper").glob("*.toml")]:
         Experiment.load(path)
     assert not caplog.records  # none is of an earlier version
 
@@ -180,3 +190,49 @@ def test_the_toy_method_of_the_protocol_works_on_every_model(name: str) -> None:
     how: dict[str, Any] = {"rounds": 3, "training": pfedla.Training(lr=0.1), "workers": 0}
     result = pfedla.run(names["Average"](), lambda: MODELS[name]((1, 16, 16), 2), [(x, y)] * 2, **how)
     assert result.summary["accuracy_mean"] == 1.0
+
+
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a kernel, as a reader would: where a run shows its progress."""
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    monkeypatch.setenv("PYTHONWARNINGS", "default")
+    book = nbformat.read(path, as_version=4)
+    assert not any(cell.get("outputs") for cell in book.cells)  # they would grow old
+    nbclient.NotebookClient(book, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    printed = "".join(out.get("text", "") for cell in book.cells for out in cell.get("outputs", ()))
+    assert re.search(r"accuracy \D*0\.\d+", printed)
+    if path.stem == "own_data":
+        assert "pfedla: round 15/20  accuracy" in printed
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("sphinx")
+    program = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-q",
+        "-W",
+        "--keep-going",
+        "-b",
+        "html",
+        str(ROOT / "docs"),
+        str(tmp_path),
+    ]
+    done = subprocess.run(program, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "pfedla.trained.predict" in (tmp_path / "api.html").read_text()
+
+
+def test_the_reference_shows_every_module() -> None:
+    text = "".join((ROOT / "docs" / name).read_text() for name in ("api.md", "methods.md"))
+    shown = set(re.findall(r"automodule:: (\S+)", text))
+    packages = {"pfedla.algorithms", "pfedla.data", "pfedla.report", "pfedla"}
+    found = {module.name for module in pkgutil.walk_packages(pfedla.__path__, "pfedla.")} - packages
+    assert shown == {name for name in found if not name.rpartition(".")[2].startswith("_")}

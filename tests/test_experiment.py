@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -162,7 +163,7 @@ def test_data_that_do_not_fit_are_refused(clients: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (lambda: nn.Linear(4, 2), "client 0: labels go from 0 to 2, but the model has 2 outputs"),
+        (lambda: nn.Linear(4, 2), "client-0: labels go from 0 to 2, but the model has 2 outputs"),
         (lambda: nn.Linear(5, 3), r"the model does not take the data: a batch of shape \(2, 4\)"),
         (lambda: "model", "the model factory returned str, not a torch.nn.Module"),
         (lambda: nn.Sequential(nn.Linear(4, 3), nn.Unflatten(1, (3, 1))), r"not a tensor of shape \(2, 3, 1\)"),
@@ -405,17 +406,19 @@ def test_a_run_leaves_what_it_promises(tmp_path: Path) -> None:
     assert {file.name for file in out.iterdir()} == files
     facts = json.loads((out / "run.json").read_text())
     assert (facts.pop("format"), len(facts.pop("id")), len(facts.pop("data"))) == (2, 32, 64)
-    assert (facts.pop("commit"), len(facts.pop("fingerprint"))) == (commit(), 64)
     assert facts.pop("settings") == json.loads(json.dumps(Experiment.load(out / "config.toml").decisive()))
+    assert (facts.pop("commit"), len(facts.pop("fingerprint"))) == (commit(), 64)
     assert facts == {
         "version": pfedla.__version__,
         "model": "auto",
+        "factory": "lenet-bn",
         "layers": {},
         "names": ["phone-0", "phone-1", "phone-2", "phone-3"],
         "shape": [3, 16, 16],
         "outputs": 3,
         "classes": ["0", "1", "2"],
         "groups": None,
+        "pixels": True,
         "samples": [[8, 4], [9, 4], [10, 4], [10, 5]],
     }
     assert json.loads((out / "summary.json").read_text()) == result.summary
@@ -486,3 +489,47 @@ def test_a_run_on_disk_leaves_no_files_of_its_storage(tmp_path: Path) -> None:
     same_result(memory, disk)
     files = {"config.toml", "run.json", "metrics.jsonl", "summary.json", "ledger.npz", "diagnostics.npz", "models"}
     assert {file.name for file in (tmp_path / "run").iterdir()} == files
+
+
+# ---- watching
+
+
+def test_a_watcher_ends_a_run_and_keeps_its_result(tmp_path: Path) -> None:
+    clients = [arrays(30, seed=i) for i in range(3)]
+    how: dict[str, Any] = {"rounds": 9, "eval_every": 2}
+    stopped = run(clients, **how, watch=lambda progress: progress.t < 3, out=str(tmp_path / "run"))
+    short = run(clients, rounds=3, eval_every=2)
+    same_result(stopped, short)
+    assert [record["round"] for record in stopped.history] == [2, 3]
+    loaded = pfedla.load(tmp_path / "run", model=linear)
+    assert loaded.summary["rounds"] == 3
+    longer = run(clients, **how, out=tmp_path / "run", resume=True)
+    same_result(longer, run(clients, **how))
+
+
+def test_a_watcher_that_says_stop_at_the_end_changes_nothing() -> None:
+    clients = [arrays(30)] * 2
+    same_result(run(clients, watch=lambda progress: progress.t < 2), run(clients))
+
+
+def test_the_last_weights_are_kept_when_a_watcher_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pfedla.rounds.RECORDS", 2)
+    result = run([arrays(30)] * 2, rounds=12, eval_every=1, watch=lambda progress: progress.t < 5)
+    assert result.diagnostics["round"][-1] == 5
+
+
+def test_progress_is_shown_where_somebody_looks(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients = {"Hôpital Saint-Jean": arrays(20), "b": arrays(60)}
+    run(clients)
+    assert capsys.readouterr() == ("", "")
+    run(clients, progress=True)
+    err = capsys.readouterr().err
+    assert "note: fewer than 10 test samples: Hôpital Saint-Jean." in err
+    assert "pfedla: round 2/2  accuracy" in err
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    run(clients, watch=lambda _: None)
+    assert "pfedla: round 2/2  accuracy" in capsys.readouterr().out
+    run(clients, progress=False)
+    assert capsys.readouterr() == ("", "")

@@ -353,12 +353,12 @@ def test_a_stopped_run_is_resumable_and_resuming_it_ends_it(tmp_path: Path) -> N
 
 def test_a_failed_run_says_why_until_it_is_resumed(tmp_path: Path) -> None:
     experiment = configured(tmp_path, algorithm={"name": "tests.troubled:Faulty"})
-    with pytest.raises(RunError, match="client 1 failed in round 2"):
+    with pytest.raises(RunError, match="client b failed in round 2"):
         pfedla.run_experiment(experiment, tmp_path / "run")
     path = tmp_path / "run"
     assert RunRecord(path).state == "failed"
     text = (path / "error.txt").read_text()
-    assert "client 1 failed in round 2" in text
+    assert "client b failed in round 2" in text
     assert "ZeroDivisionError: a mistake" in text
     again = RunRecord.resume(path)
     assert RunRecord(path).state == "running"

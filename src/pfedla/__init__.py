@@ -10,6 +10,11 @@
 
 from __future__ import annotations
 
+import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036  (a checkout may meet any Python)
+    raise ImportError("pfedla needs Python 3.11 or newer; this is " + sys.version.split()[0])
+
 from pfedla.algorithm import Algorithm
 from pfedla.algorithms import *  # noqa: F403  (every method)
 from pfedla.algorithms import __all__ as _methods
@@ -19,6 +24,7 @@ from pfedla.data.datasets import load_dataset
 from pfedla.errors import PfedlaError
 from pfedla.experiment import load, resume, run, run_experiment
 from pfedla.layers import Layers, LayerSpec
+from pfedla.modelfile import load_model
 from pfedla.objective import Binary, Classification, Custom, MultiLabel, Objective, PerPosition, Regression
 from pfedla.record import RunRecord
 from pfedla.result import Result
@@ -51,6 +57,7 @@ __all__ = [
     "__version__",
     "load",
     "load_dataset",
+    "load_model",
     "resume",
     "run",
     "run_experiment",

@@ -31,6 +31,24 @@ class NormPoolReLU(nn.BatchNorm2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `relu(max_pool2d(batch_norm(x), 2))`."""
+        if torch.jit.is_scripting():  # TorchScript knows torch's own operations alone
+            return functional.max_pool2d(self._normalized(x), 2).relu()
+        else:  # noqa: RET505 (what stands after a return would be compiled)
+            return self._quick(x)
+
+    def _normalized(self, x: Tensor) -> Tensor:
+        """Return what a `BatchNorm2d` makes of images, in words that TorchScript knows."""
+        seen, follows = self.num_batches_tracked, 0.0 if self.momentum is None else self.momentum
+        if self.training and seen is not None:
+            seen.add_(1)
+            if self.momentum is None:
+                follows = 1.0 / float(seen)
+        by_batch = self.training or self.running_mean is None
+        mean, variance = self.running_mean, self.running_var
+        return functional.batch_norm(x, mean, variance, self.weight, self.bias, by_batch, follows, self.eps)
+
+    @torch.jit.unused
+    def _quick(self, x: Tensor) -> Tensor:
         mean, variance, seen = self.running_mean, self.running_var, self.num_batches_tracked
         plain = self.affine and self.momentum is not None and self.weight.dtype == torch.float32
         if mean is None or variance is None or not (plain and self._fits(x)):
@@ -43,7 +61,8 @@ class NormPoolReLU(nn.BatchNorm2d):
     def _fits(self, x: Tensor) -> bool:
         """Say whether there are loops for images like these."""
         return (
-            kernels.level() != kernels.OFF
+            not torch.compiler.is_compiling()
+            and kernels.level() != kernels.OFF
             and x.dim() == 4
             and x.shape[1] == self.num_features
             and x.shape[1] % CHANNELS == 0
@@ -54,5 +73,4 @@ class NormPoolReLU(nn.BatchNorm2d):
             and x.is_contiguous(memory_format=torch.channels_last)
             and (self.training or not torch.is_grad_enabled())
             and torch.get_num_threads() == 1
-            and not torch.compiler.is_compiling()
         )

@@ -37,6 +37,7 @@ from pfedla.experiment import resume as resume_run
 from pfedla.groups import groups
 from pfedla.interrupts import Stopped
 from pfedla.models import MODELS
+from pfedla.paper.command import paper
 from pfedla.record import RunRecord
 from pfedla.report import commands
 from pfedla.report.federation import draw_federation, federation_table
@@ -45,6 +46,7 @@ from pfedla.report.pareto import draw_pareto, frontier, points, smallest
 from pfedla.report.tables import VALUES, comparison_table, overview
 from pfedla.report.weights import draw_result, draw_retained
 from pfedla.result import Result
+from pfedla.trained_commands import COMMANDS
 from pfedla.version import __version__
 
 __all__ = ["cli", "main"]
@@ -92,7 +94,9 @@ def _settings(*tables: tuple[tuple[str, str, type, str], ...]) -> Callable[[Comm
                     section, _, key = address.partition(".")
                     given.setdefault(section, {})[key] = value
             changes = merge(given | parse_codec(rest.pop("codec", ())), parse_assignments(assign))
-            command(settings=merge(read_tables(config) if config else {}, changes), changes=changes, **rest)
+            settings = merge(read_tables(config) if config else {}, changes)
+            _refuse_idle(settings, changes)
+            command(settings=settings, changes=changes, **rest)
 
         wrapped: Command = gathered
         wrapped = click.option(
@@ -111,6 +115,19 @@ def _settings(*tables: tuple[tuple[str, str, type, str], ...]) -> Callable[[Comm
         return click.argument("config", type=path, required=False, metavar="[CONFIG.toml]")(wrapped)
 
     return decorate
+
+
+def _refuse_idle(settings: Tables, changes: Tables) -> None:
+    """Refuse what would be ignored: own data decide who the clients are and what they hold."""
+    data = settings.get("data")
+    if not isinstance(data, dict) or not data.get("folder"):
+        return
+    idle = [f"data.{key}" for key in changes.get("data", {}) if key not in ("folder", "train_fraction", "validation")]
+    idle += [f"split.{key}" for key in changes.get("split", {})]
+    if idle:
+        raise ConfigError(
+            f"{', '.join(idle)} cannot be set with data.folder: its files say who the clients are and what they hold"
+        )
 
 
 _path = click.Path(path_type=Path)
@@ -329,6 +346,9 @@ def table(comparisons: tuple[Path, ...], value: tuple[str, ...], against: str | 
     _say(overview(found, value, against, mean).rstrip())
 
 
+cli.add_command(paper)
+
+
 @cli.command()
 @click.argument("comparison", type=_path)
 @click.option("--against", metavar="METHOD", help="What the others are held against; by default the first method.")
@@ -404,20 +424,25 @@ def data_show(settings: Tables, changes: Tables, out: Path) -> None:  # noqa: AR
     counts, classes = federation.counts, federation.classes
     if not classes:  # targets are no labels
         counts, classes = np.array([[[len(part) for part in own]] for own in federation.data.values()]), ("samples",)
-    _say(federation_table(counts, classes, title=title, groups=groups))
+    _say(federation_table(counts, classes, names=federation.names, title=title, groups=groups))
     for words in federation.shifts:
         _say(words)
     out.parent.mkdir(parents=True, exist_ok=True)
-    draw_federation(out, counts, classes, title, groups=groups)
+    draw_federation(out, counts, classes, title, names=federation.names, groups=groups)
     _say(f"picture: {out}")
 
 
-for shows in (commands.report, commands.watch, commands.plot):
-    cli.add_command(shows)
+for _command in (*COMMANDS, commands.report, commands.watch, commands.plot):
+    cli.add_command(_command)
 
 
 def main() -> None:
-    """Run the command line; a user's mistake ends in one sentence, never in a traceback."""
+    """Run the command line; a user's mistake ends in one sentence, never in a traceback.
+
+    Modules of the working folder can be named, `package.module:Class`; they come after everything that is installed.
+    """
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
     try:
         cli(standalone_mode=False)
     except click.exceptions.Exit as end:
@@ -473,9 +498,12 @@ def _how_to_resume(out: Path) -> str:
 def _with_options(text: str) -> str:
     """Return a message and, in brackets, the options that stand for the settings it names."""
     options = DATA_OPTIONS if sys.argv[1:2] == ["data"] else (*METHOD_OPTION, *DATA_OPTIONS, *RUN_OPTIONS)
+    if sys.argv[1:2] == ["paper"]:
+        options = tuple(option for option in DATA_OPTIONS if option[0] == "data-dir")
     addresses = [(address, f"--{name}") for name, address, _, _ in options]
     addresses += [(f"codec.{key}", "--codec") for key in ("up", "down", "keep")]
-    addresses += [("machine.download", "--download"), ("(out)", "--out"), ("overwrite it", "--overwrite")]
+    out = "--runs" if sys.argv[1:2] == ["paper"] else "--out"
+    addresses += [("machine.download", "--download"), ("(out)", out), ("overwrite it", "--overwrite")]
     words = {*re.findall(r"[a-z_]+\.[a-z_]+", text), *re.findall(r"\(out\)|overwrite it", text)}
     found = [option for address, option in addresses if address in words]
     return text.replace(" (out)", "") + (f" ({', '.join(found)})" if found else "")

@@ -38,6 +38,7 @@ class Setting:
     device: str = "cpu"
     objective: Objective = field(default_factory=Classification)
     codec: Codec = field(default_factory=Codec)
+    names: tuple[str, ...] = ()  # of the clients, for messages
 
     def __post_init__(self) -> None:
         """Refuse to leave values out of uploads that are no changes."""
@@ -50,6 +51,11 @@ class Setting:
         """How payloads are packed and unpacked."""
         sizes = {layer: self.spec.size(layer) for layer in self.spec.names}
         return Coding(self.codec, sizes, self.spec.dtype, self.seed)
+
+    def called(self, client: int) -> str:
+        """Return what messages call a client: by its name, or its number if it has none."""
+        name = self.names[client] if client < len(self.names) else str(client)
+        return name if name.startswith("client") else f"client {name}"
 
     def enroll(self) -> Kept:
         """Return what a client keeps before its first round, as one row."""
@@ -101,7 +107,7 @@ class Runtime:
         except PfedlaError:
             raise
         except Exception as error:
-            text = f"client {job.client} failed in round {job.t}:\n{traceback.format_exc()}"
+            text = f"{self.setting.called(job.client)} failed in round {job.t}:\n{traceback.format_exc()}"
             raise RunError(text) from error
 
     def answer(self, job: Job) -> tuple[bool, Any]:
@@ -117,7 +123,8 @@ class Runtime:
         for key in own.keys() | self._first.keys():
             mine, first = own.get(key), self._first.get(key)
             if mine is None or first is None or (mine.shape, mine.dtype) != (first.shape, first.dtype):
-                raise RunError(f"client {job.client} must keep what its method's enroll() returns; {key} differs")
+                who = self.setting.called(job.client)
+                raise RunError(f"{who} must keep what its method's enroll() returns; {key} differs")
         due = with_owed(upload, job.kept.owed)
         packed = self._coding.pack(due, "up", [job.client], job.t)
         owed = owed_after(due, self._coding.unpack(packed, "up"), job.kept.owed)
@@ -144,4 +151,4 @@ class Runtime:
 
     def _task(self, job: Job) -> Task:
         setting, train = self.setting, self.data[job.client].train
-        return Task(self.model, [train], [job.client], setting.training, setting.seed, job.t)
+        return Task(self.model, [train], [job.client], setting.training, setting.seed, job.t, setting.called)

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from pfedla.algorithms import ALGORITHMS
 from pfedla.config import Experiment, Tables, merge, parse_codec, parse_value
 from pfedla.data.federation import Federation
 from pfedla.errors import ConfigError, ModelError, PfedlaError, RunError
@@ -18,10 +19,25 @@ from pfedla.record import RunRecord, locked, write_text
 from pfedla.result import Result
 from pfedla.rounds import Watch
 
-__all__ = ["COMPARISON", "Variant", "compare", "listed", "parse_variant", "read_comparison"]
+__all__ = [
+    "COMPARISON",
+    "Standing",
+    "Variant",
+    "carry_out",
+    "changed",
+    "collect",
+    "collected",
+    "compare",
+    "listed",
+    "measured_otherwise",
+    "parse_variant",
+    "read_comparison",
+    "standing",
+]
 
 Summaries = list[tuple[str, list[dict[str, Any]]]]
 COMPARISON = "comparison.json"
+Standing = Literal["new", "complete", "unfinished", "shorter"]  # than it is now to be
 
 
 class Variant(NamedTuple):
@@ -37,6 +53,7 @@ def parse_variant(text: str) -> Variant:
     Keys are the method's settings, `codec.KEY` those of the codec, and `codec` one of its presets.
     """
     name, *settings = (part.strip() for part in text.split(","))
+    name = {known.casefold(): known for known in ALGORITHMS}.get(name.casefold(), name)
     table: dict[str, Any] = {"name": name}
     codec: list[str] = []
     for setting in settings:
@@ -96,37 +113,26 @@ def compare(
     plan = {seed: {v.label: _experiment(base, v, seed) for v in variants} for seed in seeds}
     done: dict[str, list[dict[str, Any]]] = {label: [] for label in labels}
     _check_places(out, results)
-    collected = {} if results is None or overwrite else _collected(results)
+    held = {} if results is None or overwrite else collected(results)
     for seed, experiments in plan.items():
         federation: Federation | None = None
         for label, experiment in experiments.items():
             if label not in done:
                 continue
-            if known := collected.get((label, seed)):
-                if not _same(known, experiment):
-                    raise RunError(f"{results} holds {label}, seed {seed}, with other settings: choose another file")
+            if known := held.get((label, seed)):
+                if differing := changed(known, experiment):
+                    raise RunError(f"{measured_otherwise(results, known, differing)}: choose another file")
                 tell(f"{label}, seed {seed}, is in {results}: kept")
                 done[label].append(known)
                 _write(out, done, results)
                 continue
             path = out / f"{label}-seed{seed}"
-            record, longer = RunRecord(path), False
-            if record.exists and not overwrite:
-                before, rounds = Experiment.load(record.config), experiment.schedule.rounds
-                longer = rounds > before.schedule.rounds
-                if longer:
-                    before = replace(before, schedule=replace(before.schedule, rounds=rounds))
-                if before.decisive() != experiment.decisive():
-                    raise RunError(
-                        f"{path} holds a run with another configuration: choose another folder (out), or overwrite it"
-                    )
-                if record.complete and not longer:
-                    if "settings" in record.summary() and not _same(record.summary(), experiment):
-                        raise RunError(f"{path} holds figures of other settings than its configuration: overwrite it")
-                    tell(f"{path} is complete: kept (overwrite it to run it anew)")
-                    done[label].append(record.summary())
-                    _write(out, done, results)
-                    continue
+            stands = "new" if overwrite else standing(path, experiment)
+            if stands == "complete":
+                tell(f"{path} is complete: kept (overwrite it to run it anew)")
+                done[label].append(RunRecord(path).summary())
+                _write(out, done, results)
+                continue
             if federation is None:
                 federation = federation_of(experiment)
                 if federation.note:
@@ -139,15 +145,43 @@ def compare(
                 if label not in done:
                     continue
             watch = start(f"{label} {seed}" if len(seeds) > 1 else label, experiment.schedule.rounds)
-            if record.exists and not overwrite:
-                workers, more = experiment.machine.workers, experiment.schedule.rounds if longer else None
-                result = resume(path, watch, workers=workers, rounds=more, federation=federation)
-            else:
-                result = run_experiment(experiment, path, overwrite=overwrite, watch=watch, federation=federation)
+            result = carry_out(path, experiment, stands, federation, watch=watch, overwrite=overwrite)
             finished(path, experiment, result)
             done[label].append(result.summary)
             _write(out, done, results)
     return list(done.items())
+
+
+def standing(path: Path, experiment: Experiment) -> Standing:
+    """Say how a run's folder stands to a configuration; refuse one that holds a run with another."""
+    record = RunRecord(path)
+    if not record.exists:
+        return "new"
+    before, rounds = Experiment.load(record.config), experiment.schedule.rounds
+    shorter = before.schedule.rounds < rounds
+    if shorter:
+        before = replace(before, schedule=replace(before.schedule, rounds=rounds))
+    if before.decisive() != experiment.decisive():
+        raise RunError(f"{path} holds a run with another configuration: choose another folder (out), or overwrite it")
+    if record.complete and not shorter and "settings" in record.summary() and changed(record.summary(), experiment):
+        raise RunError(f"{path} holds figures of other settings than its configuration: overwrite it")
+    return "shorter" if shorter else "complete" if record.complete else "unfinished"
+
+
+def carry_out(
+    path: Path,
+    experiment: Experiment,
+    stands: Standing,
+    federation: Federation,
+    *,
+    watch: Watch | None = None,
+    overwrite: bool = False,
+) -> Result:
+    """Run what is new, resume what is unfinished, and make longer what is shorter."""
+    if stands == "new":
+        return run_experiment(experiment, path, overwrite=overwrite, watch=watch, federation=federation)
+    more = experiment.schedule.rounds if stands == "shorter" else None
+    return resume(path, watch, workers=experiment.machine.workers, rounds=more, federation=federation)
 
 
 def read_comparison(path: Path) -> list[dict[str, Any]]:
@@ -167,11 +201,16 @@ def _write(out: Path, done: dict[str, list[dict[str, Any]]], results: Path | Non
     with _writing(out / COMPARISON):
         write_text(out / COMPARISON, _lines(found))
     if results is not None:
-        with _writing(results):
-            all_of_them = _collected(results) | {(summary["label"], summary["seed"]): summary for summary in found}
-            labels = list(dict.fromkeys(label for label, _ in all_of_them))
-            ordered = sorted(all_of_them, key=lambda key: (labels.index(key[0]), key[1]))
-            write_text(results, _lines(all_of_them[key] for key in ordered))
+        collect(results, found)
+
+
+def collect(results: Path, found: Iterable[dict[str, Any]]) -> None:
+    """Add final figures to a file of results, beside whatever other processes add."""
+    with _writing(results):
+        all_of_them = collected(results) | {(summary["label"], summary["seed"]): summary for summary in found}
+        labels = list(dict.fromkeys(label for label, _ in all_of_them))
+        ordered = sorted(all_of_them, key=lambda key: (labels.index(key[0]), key[1]))
+        write_text(results, _lines(all_of_them[key] for key in ordered))
 
 
 @contextmanager
@@ -202,16 +241,28 @@ def _lines(summaries: Iterable[dict[str, Any]]) -> str:
     return "[\n" + ",\n".join(json.dumps(summary) for summary in summaries) + "\n]\n"
 
 
-def _same(known: dict[str, Any], experiment: Experiment) -> bool:
-    """Say whether a run had these settings; one that came later than the run has its default."""
+def changed(known: dict[str, Any], experiment: Experiment) -> list[str]:
+    """Return the settings in which a measured run differs; one that came later than the run has its default."""
     try:
-        before = Experiment.from_tables(known["settings"])
+        before = Experiment.from_tables(known["settings"]).decisive()
     except (ConfigError, KeyError, TypeError, AttributeError):
-        return False
-    return before.decisive() == experiment.decisive()
+        return ["settings"]
+    now = experiment.decisive()
+    return [
+        f"{section}.{key}"
+        for section in now
+        for key in sorted(before[section].keys() | now[section])
+        if before[section].get(key) != now[section].get(key)
+    ]
 
 
-def _collected(results: Path) -> dict[tuple[str, int], dict[str, Any]]:
+def measured_otherwise(results: Path | None, known: dict[str, Any], differing: Sequence[str]) -> str:
+    """Say that a file holds a run with other settings: which, and which commit measured it."""
+    label, seed, commit = known["label"], known["seed"], known.get("commit") or "an unknown commit"
+    return f"{results} holds {label}, seed {seed}, with other settings ({', '.join(differing)}), measured by {commit}"
+
+
+def collected(results: Path) -> dict[tuple[str, int], dict[str, Any]]:
     """Return the figures that a file of results holds, by label and seed."""
     if not results.exists():
         return {}

@@ -23,7 +23,7 @@ from pfedla.algorithms import ALGORITHMS, PFedLA
 from pfedla.codec import PRESETS, Codec
 from pfedla.data.federation import Data
 from pfedla.data.splits import SPLITS, NonIID1, Split
-from pfedla.errors import ConfigError, unknown_name
+from pfedla.errors import ConfigError, known_name, unknown_name
 from pfedla.models import Model, import_object
 from pfedla.objective import OBJECTIVES, Classification, Objective
 from pfedla.rounds import Schedule
@@ -112,7 +112,7 @@ class Experiment:
             for old in (f"{name}.{key}" for key in table):
                 if old in MOVED:
                     raise ConfigError(f"unknown setting {old!r}: it is now {MOVED[old]!r}")
-            if name == "algorithm" and table.get("name", "pfedla") in ("pfedla", "heurpfedla") and FEW & table.keys():
+            if name == "algorithm" and _plain_pfedla(table) and FEW & table.keys():
                 raise ConfigError("algorithm.peers and algorithm.refresh are now settings of pfedla-peers")
             if name == "run":
                 raise ConfigError("unknown section 'run': its settings are now in [schedule] and [machine]")
@@ -215,7 +215,8 @@ def merge(tables: Tables, changes: Tables) -> Tables:
         if not isinstance(kept, Mapping):
             raise ConfigError(f"[{section}] must be a section of settings, not {kept!r}")
         default = DEFAULT_NAMES.get(section)
-        renamed = default is not None and "name" in table and table["name"] != kept.get("name", default)
+        names = (str(table.get("name")).casefold(), str(kept.get("name", default)).casefold())
+        renamed = default is not None and "name" in table and names[0] != names[1]
         merged[section] = {**({} if renamed else kept), **table}
     return merged
 
@@ -257,17 +258,19 @@ def _plain(value: Any) -> Any:
     return [_plain(part) for part in value] if isinstance(value, tuple) else value
 
 
+def _plain_pfedla(table: Mapping[str, Any]) -> bool:
+    return str(table.get("name", "pfedla")).casefold() in ("pfedla", "heurpfedla")
+
+
 def _class_of(name: object, section: str, known: Mapping[str, type[Settings]], base: type) -> type[Settings]:
     """Return the class of a short name, or of `package.module:Class`."""
     if not isinstance(name, str):
         raise ConfigError(f"{section}.name must be text, not {name!r:.100}")
-    if ":" in str(name):
+    if ":" in name:
         found: Any = import_object(name, f"{section}.name")
         if not (isinstance(found, type) and issubclass(found, base) and dataclasses.is_dataclass(found)):
             raise ConfigError(f"{section}.name = {name!r} is not a dataclass derived from pfedla.{base.__name__}")
         if inspect.isabstract(found):
             raise ConfigError(f"{section}.name = {name!r} is an abstract class: name one that is derived from it")
         return found  # type: ignore[return-value]
-    if str(name) not in known:
-        raise unknown_name(section, str(name), known)
-    return known[name]
+    return known[known_name(section, name, known)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["ConfigError", "DataError", "ModelError", "PfedlaError", "RunError", "nearest", "unknown_name"]
+__all__ = ["ConfigError", "DataError", "ModelError", "PfedlaError", "RunError", "known_name", "nearest", "unknown_name"]
 
 
 class PfedlaError(Exception):
@@ -33,8 +33,17 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     valid = sorted(valid)
     if not valid:
         return "there is nothing to set"
-    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(valid)}"
+    spelled = {known.casefold(): known for known in valid}
+    close = difflib.get_close_matches(name.casefold(), spelled, n=1, cutoff=0.5)
+    return f"did you mean {spelled[close[0]]!r}?" if close else f"choose one of {', '.join(valid)}"
+
+
+def known_name(kind: str, name: str, valid: Iterable[str]) -> str:
+    """Return the valid name that `name` is, but for upper and lower case; refuse what is none."""
+    spelled = {known.casefold(): known for known in valid}
+    if name.casefold() not in spelled:
+        raise unknown_name(kind, name, spelled.values())
+    return spelled[name.casefold()]
 
 
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> ConfigError:

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,14 +21,15 @@ from pfedla.algorithm import Algorithm
 from pfedla.client import Setting
 from pfedla.codec import Codec
 from pfedla.config import Experiment, Machine, algorithm_name, read_tables
-from pfedla.data.federation import Client, Data, Federation, federate, own_data
+from pfedla.data.federation import Clients, Data, Federation, federate, named, own_data
 from pfedla.errors import ConfigError, RunError
 from pfedla.fleet import SimulatedFleet
 from pfedla.layers import Groups, Layers, LayerSpec
-from pfedla.models import Model, check_model, make_model, seeded
+from pfedla.models import Model, check_model, make_model, model_name, seeded
 from pfedla.objective import Classification, Objective
 from pfedla.pool import Pool, local_pool
 from pfedla.record import RunRecord
+from pfedla.report.live import watched
 from pfedla.result import Result
 from pfedla.rounds import Outcome, Schedule, Watch, participants
 from pfedla.rounds import run as run_rounds
@@ -124,7 +125,7 @@ def load(path: Path | str, model: Callable[[], nn.Module] | nn.Module | None = N
 def run(
     algorithm: Algorithm[Any],
     model: Callable[[], nn.Module] | nn.Module,
-    clients: Sequence[Client],
+    clients: Clients,
     rounds: int = 50,
     *,
     participants: int | None = None,
@@ -145,6 +146,7 @@ def run(
     overwrite: bool = False,
     resume: bool = False,
     watch: Watch | None = None,
+    progress: bool | None = None,
 ) -> Result:
     """Run a federation on your own data and model.
 
@@ -156,9 +158,10 @@ def run(
         A function that makes the common first model (called once, with torch's generator seeded by `seed`),
         or a module, which is copied.
     clients
-        Each client's data: `(x, y)`, of which `train_fraction` is trained on and the rest kept for the test, or
-        `(x, y, x_test, y_test)`. Arrays or tensors; labels are whole numbers from 0. Inputs of type uint8 are
-        taken for pixels and scaled to [-1, 1]; others are used as they are. Images are `(n, channels, height, width)`.
+        Each client's data, in a list or, by name, in a dictionary: `(x, y)`, of which `train_fraction` is trained on
+        and the rest kept for the test, or `(x, y, x_test, y_test)`. Arrays or tensors; labels are whole numbers from
+        0. Inputs of type uint8 are taken for pixels and scaled to [-1, 1]; others are used as they are. Images are
+        `(n, channels, height, width)`.
     rounds
         How many rounds to run.
     participants
@@ -197,21 +200,25 @@ def run(
     resume
         Resume the unfinished run that `out` holds, which was started with the same arguments.
     watch
-        Called after every round with a `pfedla.Progress`.
+        Called after every round with a `pfedla.Progress`. If it returns False, that round is the last: the result, and
+        what lies in `out`, are those of a run of so many rounds.
+    progress
+        Show how the run goes: by default in a terminal and in a notebook.
 
     Returns
     -------
     Result
-        `summary`, `history`, `alpha`, and `model(i)`, the personalized model of client i.
+        `summary`, `history`, `alpha`, and `model(client)`, a client's personalized model, by number or name.
     """
     if not isinstance(algorithm, Algorithm):
         raise ConfigError(f"algorithm must be one such as pfedla.PFedLA(), not {algorithm!r}")
     objective = objective or Classification()
     if not isinstance(objective, Objective):
         raise ConfigError(f"objective must be one such as pfedla.Regression(), not {objective!r}")
-    data = Data(clients=max(1, len(clients)), train_fraction=train_fraction, validation=validation)
-    names = [f"client-{i}" for i in range(len(clients))]
-    federation = own_data(clients, names, train_fraction, seed, objective, validation=validation)
+    known_clients = named(clients)
+    data = Data(clients=max(1, len(known_clients)), train_fraction=train_fraction, validation=validation)
+    given, names = list(known_clients.values()), list(known_clients)
+    federation = own_data(given, names, train_fraction, seed, objective, validation=validation)
     experiment = Experiment(
         algorithm,
         data,
@@ -235,7 +242,8 @@ def run(
         raise ConfigError("resume needs the folder of an unfinished run (out), and does not go with overwrite")
     else:
         record = RunRecord.create(out, experiment.toml(), facts, overwrite=overwrite) if out else None
-    return _run(setting, experiment, federation, record, watch)
+    with watched(algorithm_name(algorithm), rounds, watch, progress, federation.note) as told:
+        return _run(setting, experiment, federation, record, told)
 
 
 def prepare(experiment: Experiment, federation: Federation) -> Setting:
@@ -260,11 +268,11 @@ def _setting(experiment: Experiment, template: nn.Module, spec: LayerSpec, feder
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ConfigError(f"machine.device = {device!r} is not available: {str(error).partition('.')[0]}") from None
     _pool_of(experiment.machine)
-    algorithm, objective = experiment.algorithm.for_model(spec), experiment.objective
-    check_model(template, objective, federation.data)
+    algorithm, objective, names = experiment.algorithm.for_model(spec), experiment.objective, federation.names
+    check_model(template, objective, federation.data, names)
     participants(schedule, 0, len(federation.data))
     training, seed = experiment.training, schedule.seed
-    return Setting(template, spec, algorithm, training, seed, device, objective, experiment.codec)
+    return Setting(template, spec, algorithm, training, seed, device, objective, experiment.codec, names)
 
 
 def _pool_of(machine: Machine) -> Callable[..., Pool]:
@@ -347,12 +355,14 @@ def _facts(experiment: Experiment, federation: Federation, layers: Groups | None
         "version": __version__,
         "commit": commit(),
         "model": experiment.model.name,
+        "factory": None if experiment.model.name == PYTHON else model_name(experiment.model.name, federation.shape),
         "layers": layers if layers is not None else experiment.model.layers,
         "names": list(federation.names),
         "shape": list(federation.shape),
         "outputs": federation.outputs,
         "classes": list(federation.classes),
         "groups": federation.groups,
+        "pixels": federation.pixels,
         "samples": [[len(part) for part in samples] for samples in federation.data.values()],
         "holdings": _holdings(federation.counts),
         "scored_on": federation.scored_on,
@@ -388,6 +398,11 @@ def _run(
                 outcome = run_rounds(setting, fleet, n, schedule, record, watch, checkpoint_every=every, models=models)
         finally:
             pool.close()
+        ended = outcome.history[-1]["round"]
+        if ended < schedule.rounds:  # its watcher has seen enough
+            experiment = replace(experiment, schedule=replace(schedule, rounds=ended))
+            if record:
+                record.reconfigure(experiment.toml(), settings=json.loads(_settings(experiment)))
         result = _result(setting, experiment, federation, outcome)
         if record:
             record.finish(result, resumable=machine.checkpoints)
@@ -419,6 +434,8 @@ def _result(setting: Setting, experiment: Experiment, federation: Federation, ou
         "higher_is_better": objective.higher_is_better,
         "percent": objective.percent,
         **{key: figure for key, figure in history[-1].items() if key not in beside},
+        f"{objective.headline}_weighted": _weighted(history[-1]["clients"].get(objective.headline, []), federation),
+        "few_test_samples": len(federation.few),
         "best_round": best["round"],
         f"best_round_{headline}": best[headline],
         "bytes_down": ledger.down,
@@ -435,3 +452,10 @@ def _result(setting: Setting, experiment: Experiment, federation: Federation, ou
     personalized, names = outcome.personalized, federation.names
     template, spec = setting.template, setting.spec
     return Result(summary, history, outcome.diagnostics, ledger, names, template, spec, partial(dict, personalized))
+
+
+def _weighted(values: list[float | None], federation: Federation) -> float | None:
+    """Return the mean over clients weighted by the samples they are scored on; None if nobody has a value."""
+    known = [(value, len(federation.data[i].test)) for i, value in enumerate(values) if value is not None]
+    total = sum(samples for _, samples in known)
+    return sum(value * samples for value, samples in known) / total if total else None

@@ -7,7 +7,7 @@ classes, with a batch norm after each convolution for CIFAR and none for EMNIST 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from pfedla.blocks import NormPoolReLU, PoolReLU
-from pfedla.errors import ConfigError, ModelError, unknown_name
+from pfedla.errors import ConfigError, ModelError, known_name
 from pfedla.objective import Objective
 from pfedla.randomness import seed_of
 from pfedla.settings import Settings
 from pfedla.training import ClientData
 
-__all__ = ["MLP", "MODELS", "LeNet", "Model", "check_model", "import_object", "make_model", "seeded"]
+__all__ = ["MLP", "MODELS", "LeNet", "Model", "check_model", "import_object", "make_model", "model_name", "seeded"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,12 @@ class Model(Settings):
     section: ClassVar[str] = "model"
     name: str = "auto"
     layers: dict[str, str] = field(default_factory=dict)  # layer name -> pattern of module names
+
+    def __post_init__(self) -> None:
+        """Spell a built-in model's name as we do."""
+        super().__post_init__()
+        spelled = {name.casefold(): name for name in ("auto", *MODELS)}
+        object.__setattr__(self, "name", spelled.get(self.name.casefold(), self.name))
 
 
 class LeNet(nn.Module):
@@ -92,8 +98,7 @@ def make_model(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     `name` is one of `MODELS`; `"auto"`, the paper's choice (batch norm for colour images); or
     `"package.module:factory"`, a callable that takes the input shape and the number of classes (or other outputs).
     """
-    if name == "auto":
-        name = ("lenet-bn" if shape[0] == 3 else "lenet") if len(shape) == 3 else "mlp"
+    name = model_name(name, shape)
     if ":" in name:
         try:
             module = import_object(name, "model.name")(shape, classes)
@@ -102,9 +107,17 @@ def make_model(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
         if not isinstance(module, nn.Module):
             raise ConfigError(f"model.name = {name!r} returned {type(module).__name__}, not a torch.nn.Module")
         return module
-    if name not in MODELS:
-        raise unknown_name("model", name, [*MODELS, "auto", "package.module:factory"])
     return MODELS[name](shape, classes)
+
+
+def model_name(name: str, shape: tuple[int, ...]) -> str:
+    """Return which model a name stands for, with inputs of this shape: one of `MODELS`, or `package.module:factory`."""
+    if ":" in name:
+        return name
+    known = known_name("model", name, [*MODELS, "auto", "package.module:factory"])
+    if known == "auto":
+        return ("lenet-bn" if shape[0] == 3 else "lenet") if len(shape) == 3 else "mlp"
+    return known
 
 
 def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
@@ -117,7 +130,9 @@ def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     return module
 
 
-def check_model(template: nn.Module, objective: Objective, data: Mapping[int, ClientData]) -> None:
+def check_model(
+    template: nn.Module, objective: Objective, data: Mapping[int, ClientData], names: Sequence[str] = ()
+) -> None:
     """Try the model on the first samples of the first client, and its outputs against everybody's targets."""
     like = next(p for p in template.parameters() if p.requires_grad)
     x, _ = data[0].train.take(slice(0, 2), like)
@@ -136,7 +151,8 @@ def check_model(template: nn.Module, objective: Objective, data: Mapping[int, Cl
             try:
                 objective.check(out[: len(part)], part.targets)
             except ModelError as error:
-                raise ModelError(f"client {client}: {error}") from error
+                who = names[client] if names else f"client {client}"
+                raise ModelError(f"{who}: {error}") from error
 
 
 def import_object(path: str, setting: str) -> Callable[..., object]:

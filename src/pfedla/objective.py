@@ -55,6 +55,10 @@ class Objective(Settings, ABC):
         """Measure the same outputs with that knowledge added: what it explains, personalization need not."""
         return {}
 
+    def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
+        """Return what outputs say, for people: a value or a class for each sample, `(n, ...)`, and how sure it is."""
+        return {"prediction": outputs}
+
     def finish(self, means: dict[str, float]) -> dict[str, float]:
         """Return the metrics that the ratios over all batches stand for."""
         return means
@@ -116,6 +120,11 @@ class Classification(Objective):
         known = outputs.masked_fill(share == 0, -torch.inf)
         return {KNOWN_CLASSES: _right(known, targets), CLASS_PRIOR: _right(known + share.log(), targets)}
 
+    def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
+        """Return the most probable class, and its probability."""
+        probability, predicted = outputs.softmax(1).max(1)
+        return {"prediction": predicted, "probability": probability}
+
     def outputs(self, targets: Sequence[np.ndarray]) -> int:
         """Return the number of classes."""
         return 1 + max(int(labels.max()) for labels in targets)
@@ -130,7 +139,7 @@ class Classification(Objective):
         if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < outputs.shape[1]:
             raise ModelError(
                 f"labels go from {int(targets.min())} to {int(targets.max())}, but the model has {outputs.shape[1]} "
-                "outputs: labels must be numbered from 0"
+                "outputs: labels must number them from 0 (np.unique(labels, return_inverse=True) gives such numbers)"
             )
 
 
@@ -173,6 +182,10 @@ class Binary(Objective):
         total = functional.binary_cross_entropy_with_logits(outputs, targets, reduction="sum")
         right = ((outputs > 0) == (targets > 0.5)).sum()
         return {"accuracy": (right, targets.numel()), "loss": (total, targets.numel())}
+
+    def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
+        """Return 0 or 1, and the probability of 1."""
+        return {"prediction": (outputs > 0).long(), "probability": outputs.sigmoid()}
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Refuse targets that are neither 0 nor 1."""
@@ -219,6 +232,10 @@ class PerPosition(Objective):
         counts = targets != self.ignore
         right = ((outputs.argmax(1) == targets) & counts).sum()
         return {"accuracy": (right, counts.sum()), "loss": (total, counts.sum())}
+
+    def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
+        """Return the class at every position."""
+        return {"prediction": outputs.argmax(1)}
 
     def outputs(self, targets: Sequence[np.ndarray]) -> int:
         """Return the number of classes."""

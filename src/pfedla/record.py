@@ -36,13 +36,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from pfedla import tensorfile, tree
 from pfedla.errors import RunError
 from pfedla.layers import Layers, LayerSpec
 from pfedla.ledger import Ledger
+from pfedla.modelfile import Description, save_model
 from pfedla.result import Result
 from pfedla.version import code
 
@@ -161,13 +162,18 @@ class RunRecord:
                 cls.unfinished(path, longer=config is not None)  # somebody may have been faster
                 if config is not None:  # the configuration before the facts: one that is ahead can still be resumed
                     (record.path / SUMMARY).unlink(missing_ok=True)
-                    write_text(record.path / CONFIG, config)
-                    write_text(record.path / FACTS, json.dumps(record.facts() | facts, indent=2) + "\n")
+                    record.reconfigure(config, **facts)
                 (record.path / ERROR).unlink(missing_ok=True)
         except RunError:
             record.release()
             raise
         return record
+
+    def reconfigure(self, config: str, **facts: Any) -> None:
+        """Write another configuration, of a run that became longer or shorter, and `facts` beside it."""
+        with self._writing():
+            write_text(self.path / CONFIG, config)
+            write_text(self.path / FACTS, json.dumps(self.facts() | facts, indent=2) + "\n")
 
     def append(self, record: dict[str, Any]) -> None:
         """Add a line to the metrics."""
@@ -300,8 +306,8 @@ class RunRecord:
             _save(self.path / DIAGNOSTICS, {LAYERS: ledger["layers"], **result.diagnostics})
         (self.path / MODELS).mkdir(exist_ok=True)
         for client in result.with_models:
-            contiguous = {key: tensor.contiguous() for key, tensor in result.model(client).state_dict().items()}
-            save_file(contiguous, self._model(client))
+            about = Description.of(self.facts(), result.names[client], result.spec.names if result.spec else ())
+            save_model(self._model(client), result.model(client), about)
             _settle(self._model(client))
         for name in (LEDGER, DIAGNOSTICS, METRICS):
             if (self.path / name).exists():

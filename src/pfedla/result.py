@@ -33,7 +33,7 @@ class Result:
 
     @cached_property
     def personalized(self) -> Layers:
-        """All personalized models, `{entry: (clients, values)}`; empty if they were not kept."""
+        """All personalized models by entry, `(clients, values)` each; empty if they were not kept."""
         return self.models()
 
     @cached_property

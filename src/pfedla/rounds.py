@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -75,7 +75,7 @@ class Progress(NamedTuple):
     objective: Objective
 
 
-Watch = Callable[[Progress], None]
+Watch = Callable[[Progress], bool | None]  # False ends the run with this round
 
 
 @dataclass
@@ -122,7 +122,7 @@ def run(
 
     Checkpoints are written every so many seconds, 0 for every round, and at the end; None for none of them.
     On Ctrl-C, SIGTERM or SIGHUP the record gets a checkpoint of the last complete round before `KeyboardInterrupt` is
-    raised again.
+    raised again. If `watch` returns False, the round it was told of is the last one.
     """
     with stoppable():
         return _run(setting, fleet, n, schedule, record, watch, checkpoint_every, models)
@@ -172,13 +172,18 @@ def _run(
                 values = algorithm.diagnostics(server.state)
                 with uninterrupted():  # a checkpoint has both, or neither
                     diagnostics.keep(server.t, values)
-                    history.append(_record(server, scores, setting.objective, seconds()))
+                    history.append(_record(server, scores, setting, seconds()))
                     if record:
                         record.append(history[-1])
             if watch and server.t:
                 latest, ledger = history[-1] if history else None, server.ledger
                 told = Progress(server.t, schedule.rounds, latest, ledger.down, ledger.up, seconds(), setting.objective)
-                watch(told)
+                if watch(told) is False and server.t < schedule.rounds:
+                    schedule = diagnostics.schedule = replace(schedule, rounds=server.t)
+                    watch = None
+                    if latest and latest["round"] == server.t:
+                        diagnostics.keep(server.t, algorithm.diagnostics(server.state))  # or it may be thinned out
+                    continue  # to be evaluated as the last round
             if server.t >= schedule.rounds:
                 break
             if record and checkpoint_every is not None and server.t and time.perf_counter() >= due_at:
@@ -188,11 +193,11 @@ def _run(
                 due_at = time.perf_counter() + max(checkpoint_every, took / COST if checkpoint_every else 0)
             missing = run_round(algorithm, server, fleet, participants(schedule, server.t + 1, n))
             for client, why in missing.items():
-                log.warning("client %d is absent from round %d: %s", client, server.t, why)
+                log.warning("%s is absent from round %d: %s", setting.called(client), server.t, why)
         elapsed = seconds()
         if record and checkpoint_every is not None:
             record.checkpoint(snapshot())
-        personalized = _personalized(algorithm, server, fleet, n) if models else {}
+        personalized = _personalized(setting, server, fleet, n) if models else {}
     except KeyboardInterrupt:
         if record:
             with uninterrupted():
@@ -263,7 +268,7 @@ def _ask(
     return everybody
 
 
-def _personalized(algorithm: Algorithm[Any], server: Server, fleet: Fleet, n: int) -> Layers:
+def _personalized(setting: Setting, server: Server, fleet: Fleet, n: int) -> Layers:
     """Return every client's personalized model, `{entry: (clients, values)}`; blank (NaN) if it did not answer."""
     personalized: Layers = {}
 
@@ -276,8 +281,8 @@ def _personalized(algorithm: Algorithm[Any], server: Server, fleet: Fleet, n: in
                 personalized[key][client] = row[0]
         return Answers({}, found.missing)
 
-    for client, why in _ask(place, algorithm, server.state, n, server.t, server.coding).missing.items():
-        log.warning("client %d did not send its personalized model: %s", client, why)
+    for client, why in _ask(place, setting.algorithm, server.state, n, server.t, server.coding).missing.items():
+        log.warning("%s did not send its personalized model: %s", setting.called(client), why)
         for rows in personalized.values():
             rows[client] = torch.nan if rows.is_floating_point() else 0
     return personalized
@@ -315,8 +320,9 @@ class _Diagnostics:
         return {ROUND: np.array(list(self.records)), **stacked}
 
 
-def _record(server: Server, scores: Evaluated, objective: Objective, seconds: float) -> dict[str, Any]:
+def _record(server: Server, scores: Evaluated, setting: Setting, seconds: float) -> dict[str, Any]:
     """Return one line of metrics.jsonl."""
+    objective, names = setting.objective, dict(enumerate(setting.names))
     name, up = objective.headline, objective.higher_is_better
     headline = scores.personalized.get(name, np.array([]))
     known = headline[~np.isnan(headline)]
@@ -343,7 +349,7 @@ def _record(server: Server, scores: Evaluated, objective: Objective, seconds: fl
             **{metric: _plain(values) for metric, values in scores.personalized.items()},
             **{f"{metric}_after_training": _plain(values) for metric, values in scores.after_training.items()},
         },
-        **({"missing": {str(client): why for client, why in scores.missing.items()}} if scores.missing else {}),
+        **({"missing": {names.get(i, str(i)): why for i, why in scores.missing.items()}} if scores.missing else {}),
     }
 
 

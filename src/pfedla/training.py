@@ -132,7 +132,7 @@ class Task:
     """What clients can do with their training data. An algorithm's client half is written against it.
 
     One row per client: `ids[row]` is the client, `samples[row]` its data. `seed`, the round and the client
-    decide every random number.
+    decide every random number; `called` gives a client's name, for messages.
     """
 
     def __init__(
@@ -143,6 +143,7 @@ class Task:
         training: Training,
         seed: int,
         t: int,
+        called: Callable[[int], str] = "client {}".format,
     ) -> None:
         self.model = model
         self.samples = samples
@@ -150,6 +151,7 @@ class Task:
         self.training = training
         self.seed = seed
         self.t = t
+        self.called = called
 
     @property
     def examples(self) -> Tensor:
@@ -178,7 +180,9 @@ class Task:
             cut = max(1, round(share * len(order)))
             parts[0].append(samples.subset(order[:cut]))
             parts[1].append(samples.subset(order[cut:] if cut < len(order) else order))
-        first, rest = (Task(self.model, part, self.ids, self.training, self.seed, self.t) for part in parts)
+        first, rest = (
+            Task(self.model, part, self.ids, self.training, self.seed, self.t, self.called) for part in parts
+        )
         return first, rest
 
     def leave_out(self, folds: int, which: Sequence[int]) -> tuple[Task, Task]:
@@ -277,8 +281,8 @@ class Task:
                 work(row, self.model, self._batches(row, epochs or self.training.local_epochs, part))
             if not torch.isfinite(self.model.weights).all():
                 raise RunError(
-                    f"training diverged at client {client} in round {self.t}: its parameters are no longer finite. "
-                    f"Lower training.lr (now {self.training.lr:g}) or scale the inputs"
+                    f"training diverged at {self.called(client)} in round {self.t}: its parameters are no longer "
+                    f"finite. Lower training.lr (now {self.training.lr:g}) or scale the inputs"
                 )
             rows.append(self.model.read())
         return {key: torch.cat([row[key] for row in rows]) for key in rows[0]}

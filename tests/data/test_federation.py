@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pfedla.data.datasets import load_dataset
-from pfedla.data.federation import Data, Federation, federate, own_data
+from pfedla.data.federation import Data, Federation, federate, named, own_data
 from pfedla.data.partition import partition
 from pfedla.data.splits import IID, NonIID1
 from pfedla.errors import ConfigError, DataError
@@ -34,6 +34,80 @@ def sizes(federation: Federation) -> list[tuple[int, int]]:
 # ---- data sets
 
 
+def gaps(folder: Path, labels: tuple[int, ...]) -> None:
+    for name in ("a", "b"):
+        y = np.resize(labels, 24)
+        np.savez(folder / f"{name}.npz", x=inputs(24), y=y)
+
+
+@pytest.mark.parametrize("labels", [(100, 110, 120), (0, 5), (7, 3, 40)])
+def test_labels_that_number_no_classes_are_their_names(tmp_path: Path, labels: tuple[int, ...]) -> None:
+    gaps(tmp_path, labels)
+    found = federate(Data(folder=str(tmp_path)), IID(), 0)
+    assert found.outputs == len(labels)
+    assert found.classes == tuple(map(str, sorted(labels)))
+    assert "are taken for names of" in found.note
+    for samples in (part for client in found.data.values() for part in client):
+        assert set(samples.targets.tolist()) == set(range(len(labels)))
+    assert found.counts.sum(axis=(0, 2)).tolist() == [48 // len(labels)] * len(labels)
+
+
+@pytest.mark.parametrize("labels", [(0, 1, 2), (1, 2), (0, 2, 4)])
+def test_labels_that_number_classes_keep_their_places(tmp_path: Path, labels: tuple[int, ...]) -> None:
+    gaps(tmp_path, labels)
+    found = federate(Data(folder=str(tmp_path)), IID(), 0)
+    assert found.outputs == 1 + max(labels)
+    assert "names" not in found.note
+    assert set(found.data[0].train.targets.tolist()) == set(labels)
+
+
+def test_clients_with_few_test_samples_are_pointed_out() -> None:
+    x, y = inputs(40), np.arange(40) % 2
+    found = own_data([(x, y), (x[:20], y[:20]), (x, y)], ["big", "small", "other"], 0.7, 0)
+    assert found.few == ("small",)
+    assert found.note == "fewer than 10 test samples: small. Scores of so few are rough"
+
+
+class Pairs:
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        return np.zeros(3), index
+
+
+class Frame:
+    def to_numpy(self) -> np.ndarray:
+        return np.zeros((4, 2))
+
+
+@pytest.mark.parametrize(
+    ("client", "message"),
+    [
+        ({"X": 1, "Y": 2}, "a dictionary with 'X', 'Y': give its arrays as a tuple"),
+        (Pairs(), r"found a Pairs: x, y = map\(np.stack, zip\(\*dataset\)\) makes arrays"),
+        (np.zeros((4, 2)), r"found an array of shape \(4, 2\)$"),
+        ((Frame(), np.zeros(4)), r"its x is a Frame: x.to_numpy\(\) makes an array"),
+        ((np.zeros((4, 2)), [0, 1, 0, 1]), r"its y is a list: np.asarray\(y\) makes an array"),
+        ((np.full((4, 2), np.nan), np.arange(4) % 2), "site: inputs must be finite numbers; sample 0 has NaN"),
+        ((torch.tensor([[0.0], [torch.inf]]), np.arange(2)), "sample 1 has infinity"),
+    ],
+)
+def test_what_is_no_pair_of_arrays_is_named(client: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        own_data([client], ["site"], 0.5, 0)
+
+
+def test_clients_are_a_list_or_named() -> None:
+    pair = (inputs(4), np.arange(4) % 2)
+    assert list(named([pair, pair])) == ["client-0", "client-1"]
+    assert list(named({"Hôpital Saint-Jean": pair})) == ["Hôpital Saint-Jean"]
+    with pytest.raises(DataError, match=r"a dictionary of names and .* found an array of shape"):
+        named(np.zeros((3, 4)))  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="a client's name must be text, not 3"):
+        own_data([pair], [3], 0.5, 0)  # type: ignore[list-item]
+
+
 def test_a_data_set_is_split_as_partition_says() -> None:
     settings = Data(clients=12, samples_per_client=30, test_samples_per_client=5, train_fraction=0.5)
     found = federate(settings, NonIID1(3), seed=4)
@@ -53,7 +127,9 @@ def test_a_data_set_is_split_as_partition_says() -> None:
     assert (found.shape, found.outputs, found.classes) == ((1, 28, 28), 10, dataset.classes)
     assert found.counts.shape == (12, 10, 2)
     assert found.names[:2] + found.names[-1:] == ("client-00", "client-01", "client-11")
-    assert found.note == ""
+    assert found.note == (
+        "fewer than 10 test samples: client-00, client-01, client-02 and 9 more. Scores of so few are rough"
+    )
 
 
 def test_ten_clients_need_one_digit_each() -> None:

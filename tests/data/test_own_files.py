@@ -49,7 +49,8 @@ X, Y = np.zeros((2, 4), np.float32), np.array([0, 1])
     [
         ({"y": Y}, "an array 'x', found y"),
         ({"x": X}, "an array 'y', found x"),
-        ({"a": X}, "an array 'x', found none of"),
+        ({"X": X, "Y": Y}, "an array 'x', found X, Y: np.savez"),
+        ({"a": X}, "an array 'x', found a: np.savez"),
         ({"x": X, "y": Y, "x_test": X}, "an array 'y_test'"),
         ({"x": X, "y": Y, "y_test": Y}, "an array 'x_test'"),
         ({"x": X, "y": Y[:1]}, "as many y as x, at least one, found 1 and 2"),
@@ -118,6 +119,11 @@ def test_folders_without_clients(tmp_path: Path) -> None:
         load_folder(tmp_path)
     with pytest.raises(DataError, match="no such folder"):
         load_folder(tmp_path / "absent")
+    (tmp_path / "site.csv").write_text("1,2\n")
+    with pytest.raises(DataError, match=r"found 1 \.csv: np.savez\('name.npz', x=inputs, y=targets\) writes such"):
+        load_folder(tmp_path)
+    with pytest.raises(DataError, match=r"site.csv: expected an \.npz archive, found another kind of file: np.savez"):
+        load_column(tmp_path / "site.csv")
     np.save(tmp_path / "array.npy", X)
     (tmp_path / "array.npy").rename(tmp_path / "array.npz")
     with pytest.raises(DataError, match=r"an \.npz archive, found a single array"):

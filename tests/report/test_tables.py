@@ -137,7 +137,7 @@ def test_what_has_no_value_is_a_dash_and_never_the_best() -> None:
 
 def test_every_value_can_be_shown() -> None:
     found = [overview({"one": [errors(0.5, 0.75, "x")]}, [value]).splitlines()[2] for value in VALUES]
-    expected = ("0.5", "-", "-", "0.01", "0.75", "0.5", "1.0", "2.0", "1.0")
+    expected = ("0.5", "-", "-", "-", "0.01", "0.75", "0.5", "1.0", "2.0", "1.0")
     assert found == [f"| `x` | {text} |" for text in expected]
     all_at_once = overview({"one": [errors(0.5, 0.75, "x")]}, VALUES).splitlines()
     assert all_at_once[0] == f"| method | rmse | {' | '.join(VALUES[1:])} |"
@@ -145,6 +145,23 @@ def test_every_value_can_be_shown() -> None:
     both = {name: [{**summary(0.5, 1), "label": "x"}] for name in ("one", "other")}
     heading = "| method | one, accuracy % | one, worst | other, accuracy % | other, worst |"
     assert overview(both, ["headline", "worst"]).splitlines()[0] == heading
+
+
+def test_the_mean_weighted_by_samples_is_shown_where_it_differs() -> None:
+    alike, unlike = summary(0.5, 1) | {"accuracy_weighted": 0.500001}, summary(0.5, 1) | {"accuracy_weighted": 0.75}
+    assert "by" not in printed([("one", [alike])])[1].split()
+    lines = printed([("one", [alike]), ("two", [unlike])])
+    assert row(lines, "two")[1:3] == ["50.00", "*75.00"]
+    assert "mean weighted by samples" in " ".join(" ".join(lines).split())
+
+
+def test_small_numbers_are_written_as_people_would() -> None:
+    few = summary(0.5, 1234) | {"clients": 1, "rounds": 1, "few_test_samples": 1}
+    text = " ".join(" ".join(printed([("one", [few]), ("other", [summary(0.4, 5000)])])).split())
+    assert "some-data, 1 client, 1 round, seed 0" in text
+    assert "1 client with fewer than 10 such samples" in text
+    assert "*0.0012" in text
+    assert "*0.0 " not in text
 
 
 def test_what_the_class_prior_explains_stands_beside_the_headline() -> None:

@@ -21,7 +21,7 @@ import numpy as np
 
 from pfedla.data.download import Progress, Remote, download_files
 from pfedla.data.files import Images, Labels, Reader, Shape, read_idx, read_pickle, read_records
-from pfedla.errors import DataError, unknown_name
+from pfedla.errors import DataError, known_name
 
 __all__ = [
     "DATASETS",
@@ -190,7 +190,7 @@ def cache_dir() -> Path:
 
 
 def load_dataset(
-    name: str, data_dir: Path | None = None, *, download: bool = False, progress: Progress | None = None
+    name: str, data_dir: Path | str | None = None, *, download: bool = False, progress: Progress | None = None
 ) -> Dataset:
     """Load a data set.
 
@@ -213,13 +213,12 @@ def load_dataset(
     DataError
         No file is there, or one is damaged or foreign, or cannot be fetched.
     """
-    if name not in DATASETS:
-        raise unknown_name("data set", name, DATASETS)
+    name = known_name("data set", name, DATASETS)
     spec = DATASETS[name]
     if not spec.remotes:
         layout = spec.layouts[0]
         return _read(name, spec, layout, resources.files("pfedla.data").joinpath(layout.folders[0]))
-    root = data_dir or data_dir_default() or cache_dir()
+    root = Path(data_dir) if data_dir else data_dir_default() or cache_dir()
     place = _find(spec, root)
     if download and (place is None or len(_present(spec, *place)) < len(spec.files)):
         place = _download(spec, root, place, progress)

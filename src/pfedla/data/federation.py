@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, NamedTuple
@@ -19,17 +19,19 @@ from pfedla.data.files import load_column, load_folder
 from pfedla.data.partition import Part, count_classes, partition
 from pfedla.data.shifts import Shift, blocks_of, shift_words, shifted
 from pfedla.data.splits import Column, Groups, Split
-from pfedla.errors import ConfigError, DataError, unknown_name
+from pfedla.errors import ConfigError, DataError, known_name
 from pfedla.objective import Classification, Objective
 from pfedla.settings import Count, Positive, Range, Settings
 from pfedla.training import ClientData, Samples
 
-__all__ = ["Client", "Data", "Federation", "federate", "own_data"]
+__all__ = ["FEW", "Client", "Clients", "Data", "Federation", "federate", "named", "own_data"]
 
 Array = Tensor | np.ndarray
 Client = tuple[Array, Array] | tuple[Array, Array, Array, Array]
 MOST_CLASSES = 100_000  # a label beyond is a mistake, and each would take memory
+Clients = Sequence[Client] | Mapping[str, Client]
 LONGEST_NAME = 200
+FEW = 10  # a client scored on fewer samples is pointed out: one more right answer is a whole step
 Fraction = Annotated[float, Range(above=0, below=1)]
 AtLeastTwo = Annotated[int, Range(least=2)]
 GROUPS = 3  # of clients whose data are shifted
@@ -56,8 +58,7 @@ class Data(Settings):
     def __post_init__(self) -> None:
         """Refuse a data set that there is not."""
         super().__post_init__()
-        if self.dataset not in DATASETS:
-            raise unknown_name("data set", self.dataset, DATASETS)
+        object.__setattr__(self, "dataset", known_name("data set", self.dataset, DATASETS))
         if self.shift_groups is not None and self.shift is None:
             raise ConfigError(f"data.shift_groups = {self.shift_groups} needs data.shift: none, labels, inputs or both")
         if self.shift is not None and self.folder is not None:
@@ -82,6 +83,16 @@ class Federation(NamedTuple):
     scored_on: str = "test"  # or "validation"
     groups: tuple[int, ...] | None = None  # the hidden group of each client, if split or shift form any
     shifts: tuple[str, ...] = ()  # what each group has, in words, if there is a shift
+
+    @property
+    def few(self) -> tuple[str, ...]:
+        """The clients that are scored on so few samples that their scores are rough."""
+        return tuple(self.names[client] for client, samples in self.data.items() if len(samples.test) < FEW)
+
+    @property
+    def pixels(self) -> bool:
+        """Whether inputs are bytes, which are scaled to [-1, 1]."""
+        return self.data[0].train.parts()[0].dtype == np.uint8
 
     def fingerprint(self) -> str:
         """Return a checksum of all clients' samples and names: the same data, split the same way, has the same."""
@@ -115,7 +126,9 @@ def federate(
             (f.x, f.y) if f.x_test is None or f.y_test is None else (f.x, f.y, f.x_test, f.y_test) for f in files
         ]
         names = [f.name for f in files]
-        return own_data(clients, names, settings.train_fraction, seed, objective, validation=settings.validation)
+        return own_data(
+            clients, names, settings.train_fraction, seed, objective, validation=settings.validation, rename=True
+        )
     if not by_class:
         raise ConfigError(
             f"data.dataset = {settings.dataset!r} has labels of classes: set objective.name to classification, "
@@ -178,8 +191,12 @@ def own_data(
     objective: Objective | None = None,
     *,
     validation: float | None = None,
+    rename: bool = False,
 ) -> Federation:
-    """Check clients' own arrays and divide those that bring no test data."""
+    """Check clients' own arrays and divide those that bring no test data.
+
+    With `rename`, labels that number no classes (100, 110, 120) become the names of classes 0, 1, 2: see `_renamed`.
+    """
     objective = objective or Classification()
     by_class = objective.by_class
     if not clients:
@@ -187,8 +204,7 @@ def own_data(
     _check_names(names)
     quartets: list[tuple[Array, Array, Array, Array]] = []
     for name, client in zip(names, clients, strict=True):
-        if len(client) not in (2, 4):
-            raise DataError(f"{name} must be (x, y) or (x, y, x_test, y_test), not {len(client)} values")
+        _check_kind(name, client)
         x, y = client[0], client[1]
         _check(name, x, y, by_class)
         if len(client) == 4:
@@ -202,30 +218,67 @@ def own_data(
         if len(shapes) > 1:
             raise DataError(f"all clients' {what} must have one shape, not {' and '.join(map(str, sorted(shapes)))}")
     labels = [(np.asarray(q[1]), np.asarray(q[3])) for q in quartets]
+    classes: tuple[str, ...] = ()
+    note = ""
+    if by_class and rename:
+        labels, classes, note = _renamed(labels)
+        quartets = [(q[0], train, q[2], test) for q, (train, test) in zip(quartets, labels, strict=True)]
     outputs = objective.outputs([part for pair in labels for part in pair])
-    classes = outputs if by_class else 0
+    if by_class and not classes:
+        classes = tuple(map(str, range(outputs)))
     federation = Federation(
         {i: ClientData(Samples(q[0], q[1]), Samples(q[2], q[3])) for i, q in enumerate(quartets)},
         inputs.pop(),
         outputs,
-        tuple(map(str, range(classes))),
-        count_classes(labels, classes) if by_class else np.zeros((len(quartets), 0, 2), np.int64),
+        classes,
+        count_classes(labels, outputs) if by_class else np.zeros((len(quartets), 0, 2), np.int64),
         tuple(names),
+        note,
     )
     return _validated(federation, validation, seed)
 
 
 def _validated(federation: Federation, share: float | None, seed: int) -> Federation:
-    """Return the federation with a share of every client's training samples, by class, in place of its test samples."""
+    """Return the federation with a share of every client's training samples, by class, in place of its test samples.
+
+    Clients with few of either are pointed out.
+    """
     if share is None:
-        return federation
+        return _noted(federation)
     data: dict[int, ClientData] = {}
     for client, (train, _) in federation.data.items():
         labels = train.targets.numpy() if federation.classes else np.zeros(len(train), np.int64)
         part = _divide(labels, 1 - share, seed, f"{federation.names[client]}, data.validation = {share:g}")
         data[client] = ClientData(*(train.subset(torch.from_numpy(some)) for some in part))
     counts = _counted(data, len(federation.classes)) if federation.classes else federation.counts
-    return federation._replace(data=data, counts=counts, scored_on="validation")
+    return _noted(federation._replace(data=data, counts=counts, scored_on="validation"))
+
+
+def _noted(federation: Federation) -> Federation:
+    """Point out clients with few samples to be scored on."""
+    few = federation.few
+    if not few:
+        return federation
+    who = ", ".join(few[:3]) + (f" and {len(few) - 3} more" if len(few) > 3 else "")
+    words = f"fewer than {FEW} {federation.scored_on} samples: {who}. Scores of so few are rough"
+    return federation._replace(note=". ".join(filter(None, [federation.note.rstrip("."), words])))
+
+
+def _renamed(
+    labels: list[tuple[np.ndarray, np.ndarray]],
+) -> tuple[list[tuple[np.ndarray, np.ndarray]], tuple[str, ...], str]:
+    """Give numbers to classes whose labels are names, such as 100, 110, 120; return labels, names, and a note.
+
+    Labels are taken for names if fewer than half of the numbers from 0 to the highest occur anywhere: otherwise they
+    number the classes already, and one that occurs nowhere keeps its place.
+    """
+    present = np.unique(np.concatenate([part for pair in labels for part in pair]))
+    if 2 * len(present) > present[-1]:
+        return labels, (), ""
+    numbered = [(np.searchsorted(present, train), np.searchsorted(present, test)) for train, test in labels]
+    names = tuple(map(str, present.tolist()))
+    shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    return numbered, names, f"the labels {shown} are taken for names of {len(names)} classes"
 
 
 def _counted(data: dict[int, ClientData], classes: int) -> np.ndarray:
@@ -236,6 +289,8 @@ def _counted(data: dict[int, ClientData], classes: int) -> np.ndarray:
 def _check_names(names: Sequence[str]) -> None:
     """Refuse names that no table, file or message could show."""
     for name in names:
+        if not isinstance(name, str):
+            raise DataError(f"a client's name must be text, not {name!r:.40}")
         try:
             name.encode()
             fault = "must not be empty" if not name.strip() else "has characters that cannot be printed"
@@ -265,6 +320,43 @@ def _divide(labels: np.ndarray, train_fraction: float, seed: int, name: str) -> 
         raise type(error)(f"{name}: {error}") from None
 
 
+def named(clients: Clients) -> dict[str, Client]:
+    """Return clients by name: a list's are numbered, `client-0` and so on."""
+    if isinstance(clients, Mapping):
+        return dict(clients)
+    if not isinstance(clients, list | tuple):
+        raise DataError(
+            "clients must be a list of (x, y), one per client, or a dictionary of names and (x, y); "
+            f"found {_kind(clients)}"
+        )
+    return {f"client-{i}": client for i, client in enumerate(clients)}
+
+
+def _check_kind(name: str, client: object) -> None:
+    """Refuse what is no tuple of arrays, and say how to make one of it."""
+    wanted = f"{name} must be (x, y) or (x, y, x_test, y_test)"
+    if isinstance(client, Mapping):
+        keys = ", ".join(map(repr, list(client)[:4]))
+        raise DataError(f"{wanted}; found a dictionary with {keys or 'nothing'}: give its arrays as a tuple")
+    if not isinstance(client, list | tuple):
+        how = ": x, y = map(np.stack, zip(*dataset)) makes arrays of a data set of pairs"
+        array = isinstance(client, np.ndarray | Tensor)
+        raise DataError(f"{wanted}; found {_kind(client)}{'' if array else how}")
+    if len(client) not in (2, 4):
+        raise DataError(f"{wanted}, not {len(client)} values")
+    for part, values in zip(("x", "y", "x_test", "y_test"), client, strict=False):
+        if not isinstance(values, np.ndarray | Tensor):
+            how = f"{part}.to_numpy()" if hasattr(values, "to_numpy") else f"np.asarray({part})"
+            raise DataError(f"{wanted}; its {part} is {_kind(values)}: {how} makes an array")
+
+
+def _kind(value: object) -> str:
+    """Return what something is, for a message."""
+    if isinstance(value, np.ndarray | Tensor):
+        return f"an array of shape {tuple(value.shape)}"
+    return f"a {type(value).__name__}"
+
+
 def _check(name: str, x: Array, y: Array, by_class: bool) -> None:
     targets = np.asarray(y)
     kind = np.asarray(x[:0] if x.ndim else x).dtype
@@ -283,3 +375,9 @@ def _check(name: str, x: Array, y: Array, by_class: bool) -> None:
         raise DataError(f"{name}: label {strange}: labels are numbered from 0, and at most {MOST_CLASSES - 1:,}")
     if targets.dtype.kind == "f" and not np.isfinite(targets).all():
         raise DataError(f"{name}: targets must be finite")
+    if kind.kind == "f":
+        strange = ~np.isfinite(np.asarray(x))
+        if strange.any():
+            place = int(np.argwhere(strange)[0, 0])
+            what = "NaN" if np.isnan(np.asarray(x[place])).any() else "infinity"
+            raise DataError(f"{name}: inputs must be finite numbers; sample {place} has {what}")

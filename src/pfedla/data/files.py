@@ -15,6 +15,7 @@ import re
 import struct
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.resources.abc import Traversable
@@ -34,6 +35,7 @@ __all__ = [
     "Shape",
     "load_column",
     "load_folder",
+    "load_inputs",
     "read_idx",
     "read_pickle",
     "read_records",
@@ -46,6 +48,7 @@ Reader = Callable[[Sequence[Traversable], Shape, int], tuple[Images, Labels]]
 """Files of one part, shape of an image, most images there can be -> images and labels."""
 
 SUSPICIOUS_BYTES, SUSPICIOUS_RATIO = 2**28, 100  # arrays are seldom so large, and never packed so well
+HOW = ": np.savez('name.npz', x=inputs, y=targets) writes such a file"
 _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile)
 
 
@@ -243,7 +246,9 @@ def load_folder(path: Path, *, labels: bool = True) -> list[ClientFile]:
         raise DataError(f"{path}: no such folder")
     files = sorted((file for file in path.glob("*.npz") if file.name[0] != "."), key=_natural)
     if not files:
-        raise DataError(f"{path}: expected one .npz file for each client, found none")
+        kinds = Counter(file.suffix for file in path.iterdir() if file.suffix and file.suffix.isprintable())
+        other = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common(3))
+        raise DataError(f"{path}: expected one .npz file for each client, found {other + HOW if other else 'none'}")
     clients = [_client(file, labels) for file in files]
     first = clients[0].x
     for file, client in zip(files, clients, strict=True):
@@ -269,6 +274,8 @@ def load_column(file: Path, *, labels: bool = True) -> list[ClientFile]:
     DataError
         The file is damaged or does not fit.
     """
+    if file.suffix != ".npz" and file.is_file() and not zipfile.is_zipfile(file):
+        raise _wrong(file, "an .npz archive", f"another kind of file{HOW}")
     arrays = _archive(file, ("x", "y", "client"))
     x, y = _samples(file, arrays, "x", "y", labels)
     if "client" not in arrays:
@@ -289,8 +296,27 @@ def _client(file: Path, labels: bool) -> ClientFile:
     return ClientFile(file.stem, x, y, None, None)
 
 
-def _archive(file: Path, keys: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
-    """Read those of the arrays `keys` that an `.npz` file has."""
+def load_inputs(file: Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
+    """Read inputs `x`, and targets `y` if there are any, from an `.npz` file.
+
+    Raises
+    ------
+    DataError
+        The file is damaged or does not fit.
+    """
+    arrays = _archive(file, ("x", "y"), needed=1)
+    x, y = arrays["x"], arrays.get("y")
+    if x.dtype.kind not in "uif" or x.ndim < 2 or not len(x):
+        raise _wrong(file, "x as numbers of shape (n, ...), at least one", f"{x.dtype} {x.shape}")
+    if x.dtype.kind == "f" and not np.isfinite(x).all():
+        raise _wrong(file, "finite numbers in x", "NaN or infinity")
+    if y is not None and (y.dtype.kind not in "uifb" or y.shape[:1] != x.shape[:1]):
+        raise _wrong(file, "y as numbers, one for each x", f"{y.dtype} {y.shape}")
+    return x, y
+
+
+def _archive(file: Path, keys: Sequence[str], needed: int = 2) -> dict[str, npt.NDArray[Any]]:
+    """Read those of the arrays `keys` that an `.npz` file has, of which the first are needed."""
     try:
         with _opened(file) as stream:
             _check_sizes(file, stream, keys)
@@ -298,9 +324,18 @@ def _archive(file: Path, keys: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise _wrong(file, "an .npz archive", "a single array")
             with archive:
+                for key in keys[:needed]:
+                    if key not in archive.files:
+                        raise _wrong(file, f"an array {key!r}", _listed(archive.files) + HOW)
                 return {key: archive[key] for key in keys if key in archive.files}
     except (ValueError, struct.error, NotImplementedError, RuntimeError, MemoryError, OverflowError) as error:
         raise _wrong(file, "an .npz archive of plain arrays", f"another thing ({error})") from None
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the names of some arrays, for a message."""
+    shown = [name if name.isprintable() else ascii(name) for name in names[:6]]
+    return ", ".join(f"{name:.40}" for name in shown) + (", ..." if len(names) > 6 else "") or "no array"
 
 
 def _check_sizes(file: Path, stream: IO[bytes], keys: Sequence[str]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pfedla.errors import ConfigError
+from pfedla.report.tables import counted
 
 __all__ = ["draw_federation", "federation_table"]
 
@@ -30,6 +33,7 @@ def federation_table(
     counts: Ints,
     classes: tuple[str, ...],
     *,
+    names: Sequence[str] | None = None,
     title: str | None = None,
     groups: Ints | None = None,
     most: int = 4,
@@ -37,10 +41,10 @@ def federation_table(
     """Return a table with one row per client: its samples and its classes, the largest first.
 
     `counts (clients, classes, 2)` are training and test samples, `groups` the clients' groups, for a column of their
-    own; `most` classes are named, of the others only the number is given.
+    own; `most` classes are named, of the others only the number is given. Without `names`, clients are numbered.
     """
     table = Table(title=title, show_footer=True, header_style="bold", footer_style="bold")
-    table.add_column("client", footer="all", justify="right")
+    table.add_column("client", footer="all", justify="right" if names is None else "left")
     if groups is not None:
         table.add_column("group", footer=str(len(np.unique(groups))), justify="right")
     for part, name in enumerate(("training", "test")):
@@ -48,8 +52,9 @@ def federation_table(
     held = int((counts[..., 0].sum(axis=0) > 0).sum())
     table.add_column("classes (training samples)", footer=f"{held} of {len(classes)} classes")
     for client, row in enumerate(counts):
-        cells = [str(client)] if groups is None else [str(client), str(groups[client])]
-        cells += [f"{total:,}" for total in row.sum(axis=0)]
+        cells = [Text(names[client] if names else str(client))]
+        cells += [] if groups is None else [Text(str(groups[client]))]
+        cells += [Text(f"{total:,}") for total in row.sum(axis=0)]
         table.add_row(*cells, _holdings(row[:, 0], classes, most))
     return table
 
@@ -69,13 +74,19 @@ def _holdings(row: Ints, classes: tuple[str, ...], most: int) -> Text:
 
 
 def draw_federation(
-    path: Path, counts: Ints, classes: tuple[str, ...], title: str, *, groups: Ints | None = None
+    path: Path,
+    counts: Ints,
+    classes: tuple[str, ...],
+    title: str,
+    *,
+    names: Sequence[str] | None = None,
+    groups: Ints | None = None,
 ) -> None:
     """Draw who trains on what: clients across, classes down, the darker the more training samples.
 
     Bars at the right give the training samples of each class. Bars above give those of each client, if
     clients differ; a coloured strip gives their groups, if there are any. `counts (clients, classes, 2)` are training
-    and test samples.
+    and test samples. `names` stand below clients that have some of their own, if there is room; others are numbered.
     """
     train = counts[..., 0].T
     rows, clients = train.shape
@@ -85,7 +96,9 @@ def draw_federation(
     totals = train.sum(axis=0)
     bars = 0.6 if totals.min() < totals.max() else 0.0
     strip = 0.16 if groups is not None else 0.0
-    left, right, top, bottom = 0.3 + 0.085 * max(map(len, classes)), 1.7, 0.75 + bars + strip, 0.6
+    below = _named_ticks(names, clients)
+    left, right, top = 0.3 + 0.085 * max(map(len, classes)), 1.7, 0.75 + bars + strip
+    bottom = 0.6 if below is None else 0.5 + 0.075 * max(map(len, below))
     figure = Figure(figsize=(left + width + right, bottom + height + top), dpi=150, facecolor="white")
     whole_width, whole_height = figure.get_size_inches()
 
@@ -101,8 +114,11 @@ def draw_federation(
     main.set_yticks(np.arange(rows), classes)
     main.tick_params(axis="x", labelsize=8)
     step = 1 if clients <= 30 else 10 ** math.ceil(math.log10(clients / 12))
-    main.set_xticks(np.arange(0, clients, step))
-    main.set_xlabel("client", color=_INK, fontsize=9)
+    if below is None:
+        main.set_xticks(np.arange(0, clients, step))
+        main.set_xlabel("client", color=_INK, fontsize=9)
+    else:
+        main.set_xticks(np.arange(clients), below, rotation=90, parse_math=False)
 
     side = panel(left + width + 0.12, bottom, right - 0.75, height)
     _draw_class_totals(side, train.sum(axis=1))
@@ -118,7 +134,7 @@ def draw_federation(
     held = (train > 0).sum(axis=0)
     each = f"{held.min()}" if held.min() == held.max() else f"{held.min()} to {held.max()}"
     amount = f"{totals.min()}" if not bars else f"{totals.min()} to {totals.max()}"
-    note = f"{clients} clients, {amount} training samples and {each} of {rows} classes each"
+    note = f"{counted(clients, 'client')}, {amount} training samples and {each} of {rows} classes each"
     if not numbers:
         note += f"; darkest: {train.max()} samples"
     figure.text(0.12 / whole_width, 1 - 0.45 / whole_height, note, va="top", fontsize=8.5, color=_FAINT)
@@ -127,6 +143,13 @@ def draw_federation(
         figure.savefig(path)
     except ValueError as error:  # what the name ends in
         raise ConfigError(f"cannot draw {path}: {error}") from None
+
+
+def _named_ticks(names: Sequence[str] | None, clients: int) -> list[str] | None:
+    """Return what to write below clients with names of their own, long ones cut; None if their numbers say as much."""
+    if names is None or clients > 30 or all(re.fullmatch(r"client-\d+", name) for name in names):
+        return None
+    return [name if len(name) <= 24 else f"{name[:23]}…" for name in names]
 
 
 def _draw_cells(axes: Axes, train: Ints, *, numbers: bool) -> None:

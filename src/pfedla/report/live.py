@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
@@ -9,9 +12,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as Bar
 
 from pfedla.report.tables import shown
-from pfedla.rounds import Progress
+from pfedla.rounds import Progress, Watch
 
-__all__ = ["Live"]
+__all__ = ["Live", "watched"]
 
 
 class Live:
@@ -61,6 +64,33 @@ class Live:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.stop()
+
+
+@contextmanager
+def watched(
+    label: str, rounds: int, watch: Watch | None, wanted: bool | None = None, note: str = ""
+) -> Iterator[Watch | None]:
+    """Give a watcher that shows a run's progress and asks `watch`; by default it shows it where somebody looks.
+
+    That is a terminal, or a notebook, where it takes a line for each evaluation.
+    """
+    notebook = "ipykernel" in sys.modules
+    console = Console(stderr=not notebook, force_jupyter=False, force_terminal=False if notebook else None)
+    if wanted is None:
+        wanted = notebook or console.is_terminal
+    if not wanted:
+        yield watch
+        return
+    if note:
+        console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+    with Live(console) as live:
+        live.start(label, rounds)
+
+        def both(progress: Progress) -> bool | None:
+            live(progress)
+            return watch(progress) if watch else None
+
+        yield both
 
 
 def _figures(progress: Progress) -> str:

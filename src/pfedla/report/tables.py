@@ -15,13 +15,13 @@ from rich.text import Text
 from pfedla.errors import ConfigError, unknown_name
 from pfedla.objective import CLASS_PRIOR, KNOWN_CLASSES
 
-__all__ = ["VALUES", "comparison_table", "overview", "shown"]
+__all__ = ["VALUES", "comparison_table", "counted", "overview", "shown"]
 
 Summary = dict[str, Any]
 Cells = dict[str, dict[str, dict[int, float]]]  # method -> comparison -> seed -> value
 
 VALUES = (
-    *("headline", "class-prior", "known-classes", "spread", "worst", "after-training"),
+    *("headline", "weighted", "class-prior", "known-classes", "spread", "worst", "after-training"),
     *("mb-down", "mb-up", "seconds"),
 )
 
@@ -48,6 +48,16 @@ def shown(value: float, percent: bool) -> str:
     return f"{100 * value:.2f}" if percent else f"{value:.4g}"
 
 
+def counted(number: int, what: str) -> str:
+    """Return a number of things in words: `1 client`, `2 clients`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _megabytes(value: float) -> str:
+    """Return bytes as megabytes; few of them with two digits, for 0.0 would be nothing."""
+    return f"{value / 1e6:,.1f}" if value >= 50_000 or not value else f"{value / 1e6:.2g}"
+
+
 def _columns(summaries: Sequence[Summary]) -> dict[str, _Column]:
     """Return the columns for runs of one objective, by the names in `VALUES`; the headline decides what is best."""
     headlines = {summary.get("headline", "accuracy") for summary in summaries}
@@ -56,16 +66,16 @@ def _columns(summaries: Sequence[Summary]) -> dict[str, _Column]:
     name, first = headlines.pop(), summaries[0]
     percent, up = first.get("percent", True), 1 if first.get("higher_is_better", True) else -1
     form = partial(shown, percent=percent)
-    megabytes = lambda value: f"{value / 1e6:,.1f}"  # noqa: E731
     found = (
         _Column(f"{name}\n%" if percent else name, f"{name}_mean", form, up),
+        _Column("by\nsamples", f"{name}_weighted", form, up),
         _Column("class\nprior", CLASS_PRIOR, form, up),
         _Column("known\nclasses", KNOWN_CLASSES, form, up),
         _Column("±\nclients", f"{name}_std", form),
         _Column("worst\nclient", f"{name}_worst", form, up),
         _Column("after\ntraining", f"{name}_after_training", form, up),
-        _Column("MB\ndown", "bytes_down", megabytes, -1, traffic=True),
-        _Column("MB\nup", "bytes_up", megabytes, -1, traffic=True),
+        _Column("MB\ndown", "bytes_down", _megabytes, -1, traffic=True),
+        _Column("MB\nup", "bytes_up", _megabytes, -1, traffic=True),
         _Column("time\ns", "seconds", lambda value: f"{value:.1f}"),
     )
     return dict(zip(VALUES, found, strict=True))
@@ -146,11 +156,15 @@ def comparison_table(runs: Sequence[tuple[str, Sequence[Summary]]], title: str |
     methods that communicate at all.
     """
     columns = _columns([summary for _, summaries in runs for summary in summaries])
-    plain = not any(CLASS_PRIOR in summary for _, summaries in runs for summary in summaries)
-    left_out = {"known-classes", *(["class-prior"] if plain else ())}
+    every = [summary for _, summaries in runs for summary in summaries]
+    plain = not any(CLASS_PRIOR in summary for summary in every)
+    mean, weighted = columns["headline"], columns["weighted"]
+    known = [summary for summary in every if not math.isnan(weighted.value(summary))]
+    alike = all(mean.form(mean.value(one)) == mean.form(weighted.value(one)) for one in known)
+    left_out = {"known-classes", *(["class-prior"] if plain else ()), *(["weighted"] if alike else ())}
     kinds = [kind for value, kind in columns.items() if value not in left_out]
     seeds = max((len(summaries) for _, summaries in runs), default=0)
-    caption = _caption(runs, seeds)
+    caption = _caption(runs, seeds, not alike)
     table = Table(title=title, header_style="bold", box=SIMPLE_HEAD, padding=0, caption=caption, caption_justify="left")
     table.add_column("method", vertical="bottom", overflow="fold")
     means = {kind.key: [fmean(map(kind.value, summaries)) for _, summaries in runs] for kind in kinds}
@@ -184,15 +198,18 @@ def _best(values: Sequence[float], kind: _Column) -> float | None:
     return max(rivals) if kind.better > 0 else min(rivals)
 
 
-def _caption(runs: Sequence[tuple[str, Sequence[Summary]]], seeds: int) -> str:
+def _caption(runs: Sequence[tuple[str, Sequence[Summary]]], seeds: int, by_samples: bool) -> str:
     first = runs[0][1][0]
-    of = f"{first['dataset']}, {first['clients']} clients, {first['rounds']} rounds"
+    of = f"{first['dataset']}, {counted(first['clients'], 'client')}, {counted(first['rounds'], 'round')}"
     over = f", means over {seeds} seeds" if seeds > 1 else f", seed {first['seed']}"
     best = " * marks the best." if len(runs) > 1 else ""
     name = first.get("headline", "accuracy")
+    weighted = ", mean weighted by samples" if by_samples else ""
+    most = max(summary.get("few_test_samples", 0) for _, summaries in runs for summary in summaries)
+    few = f" {counted(most, 'client')} with fewer than 10 such samples." if most else ""
     control = "the same with the client's class frequencies, " if CLASS_PRIOR in first else ""
     return (
         f"{of}{over}. {name[0].upper()}{name[1:]} on the clients' {first.get('scored_on', 'test')} samples after the "
-        f"final round: of the personalized models (mean, {control}spread over clients, worst client), and of the "
-        f"models after the clients' latest local training.{best}"
+        f"final round: of the personalized models (mean{weighted}, {control}spread over clients, worst client), and of "
+        f"the models after the clients' latest local training.{few}{best}"
     )

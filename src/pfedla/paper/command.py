@@ -1,0 +1,231 @@
+"""`pfedla paper`: lists the paper's tables and figures, runs what is behind them, and shows ours beside the paper's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+from pfedla.errors import RunError, unknown_name
+from pfedla.paper.figures import drawings_of, save, sheets_of
+from pfedla.paper.grid import (
+    ITEMS,
+    SCALES,
+    SLUGS,
+    Cell,
+    Item,
+    Method,
+    Scale,
+    Wanted,
+    cells_of,
+    experiment_of,
+    seconds_of,
+)
+from pfedla.paper.runs import Places, finished, left, run_all, run_cell
+from pfedla.paper.tables import FORMATS, Format, Sheet, table_of_methods, table_of_retained, written
+
+__all__ = ["paper", "shown"]
+
+_path = click.Path(path_type=Path)
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar=f"[{'|'.join(ITEMS)}]...")
+@click.option("--scale", type=click.Choice(list(SCALES)), default="laptop", show_default=True, help="How much to run.")
+@click.option("--dataset", "datasets", multiple=True, help=f"Of {', '.join(SLUGS.values())}; all by default.")
+@click.option("--clients", type=int, multiple=True, help="10 or 100, in tables; both by default.")
+@click.option("--algorithm", "-a", "algorithms", multiple=True, help="Methods of the paper; all by default.")
+@click.option(
+    "--seeds", type=click.IntRange(min=1), help="How many: 1 to run, all that are there to print, by default."
+)
+@click.option("--print", "only_print", is_flag=True, help="Run nothing: show what is there.")
+@click.option("--format", "form", type=click.Choice(FORMATS), default="markdown", show_default=True, help="Of tables.")
+@click.option("--draw", type=_path, metavar="DIR", help="Where to draw figures; below --runs after a run by default.")
+@click.option(
+    "--jobs", type=click.IntRange(min=1), default=1, help="Cells at a time, each in a process with one worker."
+)
+@click.option("--workers", type=int, help="Processes of a cell; one per core by default. Never changes the result.")
+@click.option("--data-dir", help="Where data sets lie; $PFEDLA_DATA by default.")
+@click.option("--download", is_flag=True, help="Fetch missing files from their official address.")
+@click.option("--results", type=_path, default=Path("results/paper"), show_default=True, help="One file per column.")
+@click.option("--runs", type=_path, default=Path("runs/paper"), show_default=True, help="For the run directories.")
+@click.option("--overwrite", is_flag=True, help="Run anew what is there already.")
+@click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
+@click.option("--cell", nargs=3, hidden=True, help="Run this column, method and seed alone: what --jobs starts.")
+def paper(
+    names: tuple[str, ...],
+    scale: Scale,
+    datasets: tuple[str, ...],
+    clients: tuple[int, ...],
+    algorithms: tuple[str, ...],
+    seeds: int | None,
+    only_print: bool,
+    form: Format,
+    draw: Path | None,
+    jobs: int,
+    workers: int | None,
+    data_dir: str | None,
+    download: bool,
+    results: Path,
+    runs: Path,
+    overwrite: bool,
+    quiet: bool,
+    cell: tuple[str, str, str] | None,
+) -> None:
+    """Reproduce the paper's tables and figures; without names, list them and what they cost.
+
+    Finished cells are never run again and unfinished ones resumed: the same command continues.
+    """
+    machine: dict[str, Any] = {"keep_models": False}
+    machine |= {"workers": workers} if workers is not None else {}
+    machine |= {"data_dir": data_dir} if data_dir is not None else {}
+    machine |= {"download": True} if download else {}
+    places = Places(scale, results, runs, machine)
+    if cell:
+        run_cell(places, _cell(*cell), overwrite=overwrite)
+        return
+    wanted = Wanted(scale, datasets, clients, algorithms, seeds)
+    for name in names:
+        if name not in ITEMS:
+            raise unknown_name("table or figure", name, ITEMS)
+    items = [ITEMS[name] for name in names]
+    if not items:
+        _list(places, wanted)
+        return
+    failed = [] if only_print else _run(places, items, wanted, jobs, overwrite, quiet)
+    if not quiet:
+        click.echo(shown(items, places, wanted, form), nl=False)
+    if draw or not only_print:
+        drawings = [
+            drawing for item in items if item.name[:3] == "fig" for drawing in drawings_of(item, places, wanted)
+        ]
+        paths = save(drawings, draw or runs / scale / "figures") if drawings else []
+        if paths and not quiet:
+            Console(stderr=True).print(f"drawn: {', '.join(map(str, paths))}", highlight=False, soft_wrap=True)
+    if failed:
+        raise RunError(f"not everything could be run. {' '.join(failed)}")
+
+
+def shown(items: Sequence[Item], places: Places, wanted: Wanted, form: Format) -> str:
+    """Return tables, and what figures are to show, from what is measured."""
+    texts = []
+    for item in items:
+        sheets: list[Sheet]
+        if item.name in ("table1", "table2"):
+            sheets = table_of_methods(item, places, wanted)
+        else:
+            sheets = (table_of_retained if item.name == "table3" else sheets_of)(item, places, wanted)
+        texts.append(written(sheets, form) if sheets else f"{item.name}: nothing is measured at scale {places.scale}\n")
+    return "\n".join(texts)
+
+
+def _cell(column: str, spec: str, seed: str) -> Cell:
+    known = {found.name: found for item in ITEMS.values() for found in item.columns}
+    if column not in known:
+        raise unknown_name("column", column, known)
+    return Cell(known[column], Method(spec, spec), int(seed))
+
+
+def _list(places: Places, wanted: Wanted) -> None:
+    """Print what each table and figure costs."""
+    table = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0))
+    for heading in ("name", "shows"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("cells", "rounds\nof a cell", "finished", "hours\nspent", "hours\nleft"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for item in ITEMS.values():
+        cells = cells_of([item], wanted)
+        known = {cell: finished(places, cell) for cell in cells}
+        rounds = sorted({experiment_of(cell, places.scale).schedule.rounds for cell in cells})
+        spent = sum(summary["seconds"] for summary in known.values() if summary)
+        to_do = sum(seconds_of(cell, places.scale) for cell, summary in known.items() if not summary)
+        done = sum(summary is not None for summary in known.values())
+        table.add_row(
+            *(item.name, item.title, str(len(cells)), " or ".join(map(str, rounds)), str(done)),
+            *(f"{spent / 3600:.1f}", f"{to_do / 3600:.1f}"),
+        )
+    Console().print(table)
+    click.echo(f"Scale {places.scale}: {SCALES[places.scale]}. Cells that several of them need are run once.")
+    click.echo(
+        "Hours left are estimated, for two cores: 1.7 s for a round of ten clients on 28x28 images, 2.7 s on CIFAR,\n"
+        "and 5 times as much for pFedMe, as results/methods-*.json in the repository measured them."
+    )
+
+
+def _run(places: Places, items: Sequence[Item], wanted: Wanted, jobs: int, overwrite: bool, quiet: bool) -> list[str]:
+    """Run what is not finished; return why cells failed."""
+    cells = cells_of(items, wanted)
+    to_do = left(places, cells, overwrite=overwrite)
+    console = Console(stderr=True, quiet=quiet)
+    console.print(
+        f"scale {places.scale}: {len(cells)} cells, {len(cells) - len(to_do)} finished", highlight=False, soft_wrap=True
+    )
+    try:
+        with _Progress(console, places.scale, to_do) as progress:
+            tell = lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)  # noqa: E731
+            return run_all(places, to_do, jobs=jobs, overwrite=overwrite, report=progress, tell=tell)
+    except KeyboardInterrupt:
+        console.print("stopped. Give the same command again to resume")
+        raise
+
+
+class _Progress:
+    """Shows how much of the grid is done, and the time left by the estimated costs and the speed so far."""
+
+    def __init__(self, console: Console, scale: Scale, cells: Sequence[Cell]) -> None:
+        self._console, self._cells = console, cells
+        self._cost = {cell: seconds_of(cell, scale) for cell in cells}
+        self._rounds = {cell: experiment_of(cell, scale).schedule.rounds for cell in cells}
+        self._first: dict[Cell, int] = {}  # rounds that an earlier start had done
+        self._now: dict[Cell, int] = {}
+        self._start = time.monotonic()
+        self._bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[words]}"),
+            console=console,
+            auto_refresh=False,  # no thread beside the worker processes
+            disable=not console.is_terminal,
+        )
+        self._task: TaskID = self._bar.add_task("cells", total=len(cells), words="")
+
+    def __call__(self, cell: Cell, t: int) -> None:
+        self._first.setdefault(cell, max(0, t - 1))
+        before, self._now[cell] = self._now.get(cell, 0), t
+        done = sum(self._now.get(cell, 0) >= self._rounds[cell] for cell in self._cells)
+        words = f"{cell.column.name}, {cell.method.name}, seed {cell.seed}"
+        text = f"{words}: round {t}/{self._rounds[cell]}{self._time_left()}"
+        self._bar.update(self._task, completed=done, words=text, refresh=True)
+        if not self._console.is_terminal and t >= self._rounds[cell] > before:
+            self._console.print(
+                f"{done}/{len(self._cells)} {words}: done{self._time_left()}", highlight=False, soft_wrap=True
+            )
+
+    def _time_left(self) -> str:
+        """Say how much longer it takes, as fast as it went so far."""
+        share = {cell: cost / self._rounds[cell] for cell, cost in self._cost.items()}
+        worked = sum(share[cell] * (t - self._first[cell]) for cell, t in self._now.items())
+        to_do = sum(share[cell] * (self._rounds[cell] - self._now.get(cell, 0)) for cell in self._cells)
+        if not worked:
+            return ""
+        minutes = (time.monotonic() - self._start) / worked * to_do / 60
+        return f", about {minutes / 60:.1f} h left" if minutes > 90 else f", about {minutes:.0f} min left"
+
+    def __enter__(self) -> _Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()

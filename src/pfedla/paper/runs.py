@@ -1,0 +1,216 @@
+"""Cells are run one by one, and what is measured is collected: one file for each column, which outlives the runs.
+
+A cell that its column's file holds is finished, even if the run's folder is gone. Beside a run's final figures the file
+holds what tables and figures need of its record.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pfedla.comparison import carry_out, changed, collect, collected, measured_otherwise, standing
+from pfedla.errors import PfedlaError, RunError
+from pfedla.experiment import federation_of
+from pfedla.interrupts import stoppable
+from pfedla.paper.grid import Cell, Column, Method, Scale, experiment_of
+from pfedla.record import LAYERS, ROUND, RunRecord
+from pfedla.rounds import Watch
+
+__all__ = ["Places", "Summary", "finished", "kept_of", "left", "run_all", "run_cell", "summaries_of"]
+
+Summary = dict[str, Any]
+Report = Callable[[Cell, int], None]  # a cell, and the rounds it has done
+
+MOST_CLIENTS, MOST_RECORDS, DIGITS = 10, 40, 5  # of the weights that are kept
+
+
+class Places(NamedTuple):
+    """Where runs and results of a scale lie, and what the runs may use of the machine."""
+
+    scale: Scale
+    results: Path  # the folder of the laptop's; the other scales' are below it
+    runs: Path
+    machine: dict[str, Any]
+
+    def file(self, column: str) -> Path:
+        """Return the file that collects a column's figures."""
+        return (self.results if self.scale == "laptop" else self.results / self.scale) / f"{column}.json"
+
+    def folder(self, cell: Cell) -> Path:
+        """Return a run's folder."""
+        return self.runs / self.scale / cell.column.name / f"{cell.method.variant.label}-seed{cell.seed}"
+
+
+def finished(places: Places, cell: Cell) -> Summary | None:
+    """Return a finished cell's figures; refuse those of other settings."""
+    known = collected(places.file(cell.column.name)).get((cell.method.variant.label, cell.seed))
+    return _checked(places, cell, known) if known else None
+
+
+def summaries_of(
+    places: Places, column: Column, methods: Sequence[Method], seeds: int | None = None
+) -> dict[str, list[Summary]]:
+    """Return the finished cells of a column by the names of methods, those that have any; `seeds` of them, or all."""
+    held, found = collected(places.file(column.name)), dict[str, list[Summary]]()
+    for method in methods:
+        for seed in sorted(seed for label, seed in held if label == method.variant.label):
+            if seeds is None or seed < seeds:
+                known = held[method.variant.label, seed]
+                found.setdefault(method.name, []).append(_checked(places, Cell(column, method, seed), known))
+    return found
+
+
+def _checked(places: Places, cell: Cell, known: Summary) -> Summary:
+    if differing := changed(known, experiment_of(cell, places.scale)):
+        why = measured_otherwise(places.file(cell.column.name), known, differing)
+        raise RunError(f"{why}: choose another folder of results, or overwrite it")
+    return known
+
+
+def left(places: Places, cells: Sequence[Cell], *, overwrite: bool = False) -> list[Cell]:
+    """Return the cells that are not finished."""
+    return [cell for cell in cells if overwrite or finished(places, cell) is None]
+
+
+def kept_of(record: RunRecord, *, over_time: bool) -> Summary:
+    """Return what is kept of a run beside its final figures.
+
+    `curve`: rounds, mean accuracy, and the first client's; `retained`: the share of downloads that each layer was left
+    out of; `alpha`: the final weights, if the clients are few; `alpha_over_time`: the first client's.
+    """
+    history, found = record.history(), record.diagnostics()
+    kept: Summary = {
+        "curve": [
+            [line["round"] for line in history],
+            [_rounded(line["accuracy_mean"]) for line in history],
+            [_rounded(line["clients"]["accuracy"][0]) for line in history],
+        ]
+    }
+    if LAYERS in found:
+        kept["layers"] = [str(name) for name in found[LAYERS]]
+    if "retained" in found:
+        kept["retained"] = _rounded((record.ledger().arrays()["down"] == 0).mean(0))
+    if "alpha" in found and found["alpha"].shape[1] <= MOST_CLIENTS:
+        kept["alpha"] = _rounded(found["alpha"][-1])
+        if over_time:
+            some = np.unique(np.linspace(0, len(found[ROUND]) - 1, MOST_RECORDS).round().astype(int))
+            kept["alpha_over_time"] = [found[ROUND][some].tolist(), _rounded(found["alpha"][some, 0])]
+    return kept
+
+
+def run_cell(places: Places, cell: Cell, *, watch: Watch | None = None, overwrite: bool = False) -> Summary:
+    """Run a cell, or resume it, and add its figures to its column's file."""
+    experiment, path = experiment_of(cell, places.scale, places.machine), places.folder(cell)
+    stands = "new" if overwrite else standing(path, experiment)
+    if stands != "complete":
+        carry_out(path, experiment, stands, federation_of(experiment), watch=watch, overwrite=overwrite)
+    record = RunRecord(path)
+    kept = kept_of(record, over_time=cell.column.name.startswith("fig"))
+    summary = {**record.summary(), **kept, "label": cell.method.variant.label}
+    collect(places.file(cell.column.name), [summary])
+    return summary
+
+
+def run_all(
+    places: Places,
+    cells: Sequence[Cell],
+    *,
+    jobs: int = 1,
+    overwrite: bool = False,
+    report: Report = lambda *_: None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> list[str]:
+    """Run cells one by one, or `jobs` at a time, each in a process; return why those that failed did.
+
+    Parameters
+    ----------
+    places
+        Where runs and results lie.
+    cells
+        What to run.
+    jobs
+        How many at a time.
+    overwrite
+        Run anew what is there already.
+    report
+        Called with a cell and its rounds, as they come.
+    tell
+        Called with sentences for the user.
+    """
+    failed: dict[str, list[Cell]] = {}
+
+    def fail(cell: Cell, why: str) -> None:
+        failed.setdefault(why, []).append(cell)
+        tell(f"{_words(cell)} is left out: {why}")
+
+    if jobs > 1:
+        _run_processes(places, cells, jobs, overwrite, report, fail)
+    else:
+        for cell in cells:
+            try:
+                run_cell(places, cell, watch=lambda now, cell=cell: report(cell, now.t), overwrite=overwrite)  # type: ignore[misc]
+            except PfedlaError as error:
+                fail(cell, str(error))
+    return [f"{', '.join(_words(cell) for cell in some)}: {why}" for why, some in failed.items()]
+
+
+def _run_processes(
+    places: Places,
+    cells: Sequence[Cell],
+    jobs: int,
+    overwrite: bool,
+    report: Report,
+    fail: Callable[[Cell, str], None],
+) -> None:
+    """Run cells in processes of their own; if this one is stopped, so are they, each with a checkpoint."""
+    waiting, busy = list(cells), dict[subprocess.Popen[str], Cell]()
+    try:
+        with stoppable():
+            while waiting or busy:
+                while waiting and len(busy) < jobs:
+                    cell = waiting.pop(0)
+                    busy[_start(places, cell, overwrite)] = cell
+                time.sleep(0.2)
+                for process, cell in list(busy.items()):
+                    if process.poll() is None:
+                        history = RunRecord(places.folder(cell)).history()
+                        report(cell, history[-1]["round"] if history else 0)
+                        continue
+                    del busy[process]
+                    _, error = process.communicate()
+                    if process.returncode:
+                        fail(cell, error.strip().removeprefix("error: ") or f"it ended with {process.returncode}")
+                    else:
+                        report(cell, experiment_of(cell, places.scale).schedule.rounds)
+    finally:
+        for process in busy:
+            process.send_signal(signal.SIGTERM)
+        for process in busy:
+            process.communicate()
+
+
+def _start(places: Places, cell: Cell, overwrite: bool) -> subprocess.Popen[str]:
+    """Start the process of a cell: this very program, with one worker."""
+    words = ["paper", "--cell", cell.column.name, cell.method.spec, str(cell.seed), "--scale", places.scale]
+    words += ["--results", str(places.results), "--runs", str(places.runs), "--workers", "1"]
+    words += ["--data-dir", places.machine["data_dir"]] if "data_dir" in places.machine else []
+    words += ["--download"] if places.machine.get("download") else []
+    words += ["--overwrite"] if overwrite else []
+    program = [sys.executable, "-c", "from pfedla.cli import main; main()", *words]
+    return subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)  # noqa: S603
+
+
+def _words(cell: Cell) -> str:
+    return f"{cell.method.name} on {cell.column.name}, seed {cell.seed}"
+
+
+def _rounded(value: Any) -> Any:
+    return None if value is None else np.round(np.asarray(value, float), DIGITS).tolist()

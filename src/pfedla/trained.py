@@ -1,0 +1,222 @@
+"""What a finished run is good for: its clients one by one, predictions on new inputs, models in other formats."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import logging
+import warnings
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from pfedla.errors import ConfigError, DataError, RunError
+from pfedla.experiment import load
+from pfedla.modelfile import Description, save_model
+from pfedla.objective import OBJECTIVES, Objective
+from pfedla.record import RunRecord
+from pfedla.report.clients import client_rows
+from pfedla.training import EVALUATION_BATCH, Samples
+
+__all__ = ["FORMATS", "Predictions", "Standing", "export", "predict", "standing"]
+
+FORMATS = ("state-dict", "torchscript", "onnx")
+Format = Literal["state-dict", "torchscript", "onnx"]
+
+
+class Standing(NamedTuple):
+    """How a run's clients stand after its latest evaluation."""
+
+    rows: list[dict[str, Any]]  # one for each client
+    t: int  # the round
+    headline: str
+    higher_is_better: bool
+    percent: bool
+    scored_on: str
+
+
+def standing(path: Path | str) -> Standing:
+    """Read how every client of a run, complete or not, stands after its latest evaluation."""
+    record = RunRecord(path)
+    if not record.exists:
+        raise RunError(f"{record.path} holds no run")
+    history, facts = record.history(), record.facts()
+    if not history:
+        raise RunError(f"the run in {record.path} has not been evaluated yet")
+    settings = facts.get("settings", {})
+    table = settings.get("objective", {})
+    kind: Any = OBJECTIVES.get(table.get("name"))
+    metrics = history[-1].get("clients") or {}
+    headline = table.get("headline", kind.headline if kind else next(iter(metrics), "loss"))
+    up, percent = (table.get(key, getattr(kind, key, False)) for key in ("higher_is_better", "percent"))
+    scored_on = "test" if settings.get("data", {}).get("validation") is None else "validation"
+    try:
+        rows = client_rows(facts["names"], facts["samples"], history[-1], scored_on)
+        return Standing(rows, int(history[-1]["round"]), headline, bool(up), bool(percent), scored_on)
+    except (LookupError, TypeError) as error:
+        raise RunError(f"{record.path} is damaged or of an earlier version: {error!r}") from error
+
+
+class Predictions(NamedTuple):
+    """What a client's model says of new inputs."""
+
+    columns: dict[str, list[Any]]  # by name, a value for each input
+    metrics: dict[str, float]  # if the targets are known, else none
+
+    def csv(self) -> str:
+        """Return them as CSV, a line for each input, numbered from 0."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["sample", *self.columns])
+        writer.writerows(zip(range(len(next(iter(self.columns.values())))), *self.columns.values(), strict=True))
+        return text.getvalue()
+
+
+def predict(
+    path: Path | str, client: int | str, x: np.ndarray, y: np.ndarray | None = None, *, model: Any = None
+) -> Predictions:
+    """Return what a client's personalized model says of inputs like those it was trained on, and how well, given `y`.
+
+    `model` makes the module of a run that was started from Python.
+    """
+    result, facts = load(path, model), RunRecord(path).facts()
+    module, shape = result.model(client), tuple(facts["shape"])
+    if tuple(x.shape[1:]) != shape:
+        raise DataError(f"inputs must have the shape {('samples', *shape)}, not {tuple(x.shape)}".replace("'", ""))
+    if "pixels" in facts and (x.dtype == np.uint8) != facts["pixels"]:
+        wanted = "pixels of type uint8" if facts["pixels"] else "numbers that are no bytes"
+        raise DataError(f"the model was trained on {wanted}, and the inputs are {x.dtype}: give what it knows")
+    classes: list[str] = facts.get("classes", [])
+    targets = None if y is None else _numbered(y, classes)
+    outputs = _outputs(module, Samples(x, np.zeros(len(x), np.int64)))
+    objective = _objective(facts)
+    if objective is None:
+        return Predictions(_columns({"output": outputs}, []), {})
+    metrics: dict[str, float] = {}
+    if targets is not None:
+        known = Samples(x, targets).targets
+        objective.check(outputs, known)
+        ratios = objective.measure(outputs, known)
+        metrics = objective.finish({name: float(above) / float(below) for name, (above, below) in ratios.items()})
+    return Predictions(_columns(objective.predictions(outputs), classes), metrics)
+
+
+@torch.inference_mode()
+def _outputs(module: nn.Module, samples: Samples) -> Tensor:
+    like = next(module.parameters())
+    starts = range(0, len(samples), EVALUATION_BATCH)
+    return torch.cat([module(samples.take(slice(i, i + EVALUATION_BATCH), like)[0]).cpu() for i in starts])
+
+
+def _objective(facts: dict[str, Any]) -> Objective | None:
+    """Return what a run was trained for; None if it is somebody's own."""
+    table = dict(facts.get("settings", {}).get("objective", {}))
+    kind = OBJECTIVES.get(table.pop("name", None))
+    return kind(**table) if kind else None
+
+
+def _numbered(y: np.ndarray, classes: list[str]) -> np.ndarray:
+    """Return targets as the model was trained on them: the numbers of classes, where they are labels."""
+    if not classes:
+        return y
+    number = {name: place for place, name in enumerate(classes)}
+    if strange := {str(label) for label in np.unique(y).tolist()} - number.keys():
+        raise DataError(f"label {sorted(strange)[0]} is none of the classes {', '.join(classes[:10])}")
+    return np.array([number[str(label)] for label in y.tolist()], np.int64)
+
+
+def _columns(found: dict[str, Tensor], classes: list[str]) -> dict[str, list[Any]]:
+    """Return tensors `(n, ...)` as columns, one for each value of a sample; classes by name."""
+    columns: dict[str, list[Any]] = {}
+    for name, tensor in found.items():
+        flat = tensor.flatten(1) if tensor.dim() > 1 else tensor[:, None]
+        for place, values in enumerate(flat.T.tolist()):
+            heading = name if flat.shape[1] == 1 else f"{name}_{place}"
+            columns[heading] = [classes[value] for value in values] if classes and name == "prediction" else values
+    return columns
+
+
+def export(
+    path: Path | str, client: int | str, out: Path | str, form: Format = "state-dict", *, model: Any = None
+) -> Description:
+    """Write a client's personalized model to a file, for use without this library; return what there is to know of it.
+
+    Parameters
+    ----------
+    path
+        The run's folder.
+    client
+        Whose model, by number or name.
+    out
+        The file to write.
+    form
+        `"state-dict"`: safetensors, with what rebuilds the model in the header. `"torchscript"`: for `torch.jit.load`,
+        in Python or C++. `"onnx"`: for ONNX runtimes, any number of inputs at once; needs the extra `pfedla[onnx]`.
+    model
+        Makes the module of a run that was started from Python.
+    """
+    if form not in FORMATS:
+        raise ConfigError(f"unknown format {form!r}: choose one of {', '.join(FORMATS)}")
+    result, facts = load(path, model), RunRecord(path).facts()
+    module = result.model(client)
+    name = client if isinstance(client, str) else result.names[client]
+    about, file = Description.of(facts, name, result.spec.names if result.spec else ()), Path(out)
+    if not file.parent.is_dir():
+        raise RunError(f"cannot write to {file}: there is no folder {file.parent}")
+    try:
+        if form == "state-dict":
+            save_model(file, module, about)
+        elif form == "torchscript":
+            _script(module).save(str(file))
+        else:
+            _write_onnx(module, about, file)
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise RunError(f"cannot write to {file}: {str(error).partition(chr(10))[0]}") from error
+    return about
+
+
+def _script(module: nn.Module) -> Any:
+    """Return a module as TorchScript."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch would rather have us use something else
+        try:
+            return torch.jit.script(module)
+        except Exception as error:  # whatever its code brings up
+            text = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            raise ConfigError(f"this model cannot be written as TorchScript: {text.strip()}") from error
+
+
+def _write_onnx(module: nn.Module, about: Description, file: Path) -> None:
+    """Write a module as ONNX, for batches of any size."""
+    if any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript")):
+        raise ConfigError("ONNX needs further packages: pip install 'pfedla[onnx]'")
+    like = next(module.parameters())
+    example = torch.zeros(2, *about.shape, dtype=like.dtype)
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # it misses packages that we do not use
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            torch.onnx.export(
+                module,
+                (example,),
+                str(file),
+                input_names=["x"],
+                output_names=["outputs"],
+                dynamic_shapes=({0: torch.export.Dim("samples")},),
+                external_data=False,
+                verbose=False,
+                dynamo=True,
+            )
+        except OSError:
+            raise
+        except Exception as error:  # whatever its code brings up
+            text = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            raise ConfigError(f"this model cannot be written as ONNX: {text.strip()}") from error
+        finally:
+            logging.disable(before)

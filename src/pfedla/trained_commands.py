@@ -1,0 +1,107 @@
+"""Commands on a finished run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from pfedla.data.files import load_inputs
+from pfedla.errors import RunError
+from pfedla.models import import_object
+from pfedla.record import RunRecord
+from pfedla.report.clients import clients_table
+from pfedla.report.tables import counted
+from pfedla.trained import FORMATS, Format, standing
+from pfedla.trained import export as export_model
+from pfedla.trained import predict as predict_with
+
+__all__ = ["COMMANDS"]
+
+_path = click.Path(path_type=Path)
+_run = click.argument("run", type=_path)
+_client = click.option("--client", required=True, metavar="NAME", help="The client, by name or number.")
+_model = click.option(
+    "--model",
+    metavar="PACKAGE.MODULE:FUNCTION",
+    help="Makes the model, without arguments: for a run that was started from Python.",
+)
+
+
+def _tell(text: str) -> None:
+    """Print to standard error."""
+    Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _whose(run: Path, client: str) -> int | str:
+    """Return a client's name, or the number that was given for it."""
+    return int(client) if client.isdecimal() and client not in RunRecord(run).facts().get("names", []) else client
+
+
+def _maker(model: str | None) -> Callable[..., Any] | None:
+    return None if model is None else import_object(model, "model")
+
+
+@click.command()
+@_run
+@click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
+def clients(run: Path, as_json: bool) -> None:
+    """Print how each client of the run in folder RUN stands, by name."""
+    found = standing(run)
+    if as_json:
+        sys.stdout.write(json.dumps(found.rows, indent=2, ensure_ascii=False) + "\n")
+        return
+    title = f"round {found.t}: {found.headline} of the personalized models, and after local training"
+    table = clients_table(found.rows, found.headline, found.higher_is_better, found.percent, found.scored_on, title)
+    Console().print(table, markup=False, highlight=False)
+
+
+@click.command()
+@_run
+@_client
+@click.option(
+    "--input", "inputs", required=True, type=_path, metavar="FILE.npz", help="Inputs x; with y they are scored."
+)
+@click.option("-o", "--out", type=_path, metavar="FILE.csv", help="Where to write; standard output by default.")
+@_model
+def predict(run: Path, client: str, inputs: Path, out: Path | None, model: str | None) -> None:
+    """Apply a client's model from the run in folder RUN to new inputs."""
+    x, y = load_inputs(inputs)
+    found = predict_with(run, _whose(run, client), x, y, model=_maker(model))
+    if out is None:
+        sys.stdout.write(found.csv())
+    else:
+        try:
+            out.write_text(found.csv(), encoding="utf-8")
+        except OSError as error:
+            raise RunError(f"cannot write to {out}: {error.strerror}") from None
+        _tell(f"{counted(len(x), 'prediction')} in {out}")
+    if found.metrics:
+        _tell(
+            "by the targets in the file: " + ", ".join(f"{name} {value:.4g}" for name, value in found.metrics.items())
+        )
+
+
+@click.command()
+@_run
+@_client
+@click.option("--format", "form", type=click.Choice(FORMATS), default=FORMATS[0], show_default=True)
+@click.option("-o", "--out", type=_path, required=True, metavar="FILE", help="The file to write.")
+@_model
+def export(run: Path, client: str, form: Format, out: Path, model: str | None) -> None:
+    """Write a client's model from the run in folder RUN to a file, for use elsewhere."""
+    about = export_model(run, _whose(run, client), out, form, model=_maker(model))
+    shape = ", ".join(map(str, about.shape))
+    _tell(f"the model of {about.client} is in {out}: inputs (samples, {shape}), {counted(about.outputs, 'output')}")
+    if about.pixels:
+        _tell("it was trained on pixels p from 0 to 255, scaled to p / 127.5 - 1: scale them before")
+    if about.classes and about.classes != tuple(map(str, range(len(about.classes)))):
+        _tell(f"outputs stand for {', '.join(about.classes)}")
+
+
+COMMANDS: tuple[click.Command, ...] = (clients, predict, export)

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pfedla import cli
+
+SMOKE = ("--scale", "smoke", "--dataset", "emnist", "--workers", "0")
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PFEDLA_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture
+def pfedla(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Call the command line; return exit code, standard output and standard error."""
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["pfedla", *words])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        return code, out, err
+
+    return call
+
+
+@pytest.mark.slow
+def test_without_names_it_lists_what_there_is_and_what_it_costs(pfedla: Any) -> None:
+    code, out, _ = pfedla("paper", "--seeds", "3", "--clients", "10")
+    assert code == 0
+    for name in ("table1", "table2", "table3", "fig1", "fig5", "fig6", "fig7"):
+        assert name in out
+    assert "Scale laptop" in out
+    assert "estimated" in out
+
+
+def test_nothing_measured_is_shown_as_missing(pfedla: Any) -> None:
+    code, out, _ = pfedla("paper", "table3", "fig5", "--print")
+    assert code == 0
+    assert "| 2 | missing | 93.94 |  |  | 312.52 | 312.52 |  | fc3, fc1 |" in out
+    assert "fig5: nothing is measured at scale laptop" in out
+
+
+def test_mistakes_end_in_one_line(pfedla: Any) -> None:
+    for words, said in (
+        (("tabel1",), "did you mean 'table"),
+        (("table1", "--dataset", "cifar"), "did you mean 'cifar10"),
+        (("table1", "-a", "pfedl"), "did you mean 'pfedla'"),
+        (("table1", "--clients", "11"), "10 and 100 clients"),
+        (("--cell", "no-column", "local", "0"), "unknown column"),
+    ):
+        code, _, err = pfedla("paper", *words)
+        assert code == 2
+        assert said in " ".join(err.split())
+        assert len(err.strip().splitlines()) == 1
+
+
+def test_missing_data_are_said_and_the_rest_goes_on(pfedla: Any) -> None:
+    code, out, err = pfedla("paper", "table3", "--dataset", "emnist", "-a", "pfedla")
+    assert code == 1
+    assert "found none of its files" in err
+    assert "(--data-dir, --download)" in err
+    assert "| 0 | missing |" in out
+
+
+@pytest.mark.slow
+def test_a_table_and_a_figure_at_the_smallest_scale(pfedla: Any) -> None:
+    words = ("paper", "table1", "fig7", *SMOKE, "--clients", "10", "-a", "local", "-a", "pfedla")
+    code, out, err = pfedla(*words)
+    assert code == 0
+    assert "scale smoke: 3 cells, 0 finished" in err
+    assert "3/3" in err
+    assert "10 clients, fashion-mnist-10k, 2 rounds, 12 test images, 1 seed: ours %" in out
+    assert "Figure 7, EMNIST, pFedLA (10 clients" in out
+    assert Path("runs/paper/smoke/figures/fig7.png").exists()
+    assert Path("runs/paper/smoke/figures/fig7-adam.svg").exists()
+    shutil.rmtree("runs")
+    code, again, err = pfedla(*words)
+    assert code == 0
+    assert "3 cells, 3 finished" in err
+    assert again == out
+    assert not list(Path("runs/paper/smoke").glob("emnist*"))
+    assert pfedla(*words, "--print", "--draw", "here")[1] == out
+    assert Path("here/fig7.svg").exists()
+    assert pfedla(*words, "--print", "--format", "latex")[1].startswith("% Table 1")
+    held = json.loads(Path("results/paper/smoke/emnist-10-non-iid-1.json").read_text())
+    assert {run["label"] for run in held} == {
+        "local",
+        "pfedla,hyper_optimizer=sgd,hyper_lr=1.0",
+        "pfedla,hyper_optimizer=adam,hyper_lr=0.001",
+    }
+
+
+@pytest.mark.slow
+def test_cells_may_be_run_at_the_same_time(pfedla: Any) -> None:
+    words = ("paper", "table1", *SMOKE, "--clients", "10", "-a", "local", "-a", "fedavg")
+    code, _, err = pfedla(*words, "--jobs", "2")
+    assert code == 0
+    assert "2/2" in err
+    code, _, err = pfedla(*words)
+    assert "2 cells, 2 finished" in err
+
+
+@pytest.mark.slow
+def test_what_goes_wrong_in_a_process_is_said(pfedla: Any) -> None:
+    code, _, err = pfedla("paper", "table3", "--dataset", "emnist", "-a", "pfedla", "--jobs", "2")
+    assert code == 1
+    assert "found none of its files" in err

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pfedla.paper.figures import drawings_of, falls_with_distance, order_holds, periods, roles_of, save, sheets_of
+from pfedla.paper.grid import ADAM, ITEMS, LITERAL, SIMILARITY, Cell, Wanted, columns_of
+from pfedla.paper.runs import Places
+from pfedla.paper.tables import layer_sizes
+
+Put = Callable[..., None]
+
+
+def near_is_more(n: int, layers: int, sharpness: float) -> np.ndarray:
+    """Return weights that fall with the distance in number: (clients, layers, clients)."""
+    distance = np.abs(np.arange(n)[:, None] - np.arange(n))
+    weights = np.exp(-sharpness * distance)
+    return np.repeat((weights / weights.sum(1, keepdims=True))[:, None], layers, 1)
+
+
+@pytest.fixture
+def drawn(places: Places, put: Put) -> Wanted:
+    """Put made-up results of every figure in place, of one data set."""
+    wanted = Wanted(datasets=("cifar10",))
+    for name in ("fig1", "fig5", "fig6", "fig7"):
+        for column in columns_of(ITEMS[name], wanted):
+            layers, n = list(layer_sizes(column)), column.place.clients
+            alpha = near_is_more(n, len(layers), 1.0)
+            over = [near_is_more(n, len(layers), t / 30)[0].tolist() for t in range(1, 31)]
+            more: dict[str, Any] = {"layers": layers, "alpha": alpha.tolist()}
+            more |= {"alpha_over_time": [list(range(1, 31)), over], "curve": [[10, 20], [0.3, 0.5], [0.2, 0.6]]}
+            for method in SIMILARITY if name == "fig1" else (LITERAL, ADAM):
+                put(Cell(column, method, 0), 0.5, **more)
+    return wanted
+
+
+def test_thirds_of_the_rounds() -> None:
+    early, middle, late = periods([1, 10, 11, 20, 21, 30])
+    assert (early.tolist(), middle.tolist(), late.tolist()) == ([0, 1], [2, 3], [4, 5])
+
+
+def test_roles_are_the_target_its_equal_the_similar_one_and_the_mean_other() -> None:
+    weights = np.array([[[0.4, 0.2, 0.1, 0.06, 0.06, 0.06, 0.06, 0.06]]])
+    rounds, found = roles_of({"alpha_over_time": [[5], weights.tolist()]})
+    np.testing.assert_allclose(found, [[[0.4, 0.2, 0.1, 0.06]]])
+    assert rounds.tolist() == [5]
+    assert order_holds(found[0, 0].tolist())
+    assert not order_holds([0.4, 0.1, 0.2, 0.06])
+    assert not order_holds([0.4, 0.2, 0.2, 0.06])
+
+
+def test_weights_that_fall_with_distance_are_seen_to() -> None:
+    weights = near_is_more(8, 1, 0.5)[:, 0]
+    unscaled = np.exp(-np.abs(np.arange(8)[:, None] - np.arange(8)).astype(float))
+    assert falls_with_distance(unscaled) == pytest.approx(-1)
+    assert (falls_with_distance(weights) or 0) < -0.8
+    assert (falls_with_distance(1 - weights) or 0) > 0.8
+    own = weights + 100 * np.eye(8)  # own weights are left out
+    assert falls_with_distance(own) == falls_with_distance(weights)
+
+
+def test_claims_are_computed(places: Places, drawn: Wanted) -> None:
+    notes = {
+        name: "\n".join(sheets_of(ITEMS[name], places, drawn)[0].notes) for name in ("fig1", "fig5", "fig6", "fig7")
+    }
+    assert "for client 0 in 0 of 1 seeds" in notes["fig1"]  # both have the same curve
+    assert "in 7 of 7 cases" in notes["fig5"]
+    assert "in 7 of 7 layers" in notes["fig6"]
+    assert "(paper: fc1)" in notes["fig7"]
+    five = sheets_of(ITEMS["fig5"], places, drawn)
+    assert len(five) == 2  # the literal step, and Adam
+    assert "scale laptop" in five[0].title
+    late = next(record for record in five[0].records if record["period"] == "late")
+    expected = np.mean([near_is_more(8, 1, t / 30)[0, 0] for t in range(21, 31)], 0)
+    assert [late[key] for key in ("own", "same_classes", "similar")] == pytest.approx(expected[:3].tolist())
+    assert late["others"] == pytest.approx(expected[3:].mean())
+
+
+def test_nothing_measured_is_nothing_shown(places: Places) -> None:
+    for name in ("fig1", "fig5", "fig6", "fig7"):
+        assert sheets_of(ITEMS[name], places, Wanted()) == []
+        assert drawings_of(ITEMS[name], places, Wanted()) == []
+
+
+@pytest.mark.slow
+def test_pictures_are_drawn_the_same_each_time(places: Places, drawn: Wanted, tmp_path: Path) -> None:
+    for name, count in (("fig1", 1), ("fig5", 2), ("fig6", 2), ("fig7", 2)):
+        paths = save(drawings_of(ITEMS[name], places, drawn)[:1], tmp_path / "first")
+        again = save(drawings_of(ITEMS[name], places, drawn)[:1], tmp_path / "second")
+        assert len(drawings_of(ITEMS[name], places, drawn)) == count
+        assert [path.suffix for path in paths] == [".png", ".svg"]
+        assert paths[0].read_bytes().startswith(b"\x89PNG")
+        assert paths[1].read_text().rstrip().endswith("</svg>")
+        assert [path.read_bytes() for path in paths] == [path.read_bytes() for path in again]

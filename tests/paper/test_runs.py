@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pfedla.config import Experiment
+from pfedla.errors import RunError
+from pfedla.paper import runs
+from pfedla.paper.grid import ITEMS, KEEP, LITERAL, Cell, Method, Wanted, cells_of, columns_of
+from pfedla.paper.runs import Places, finished, left, run_all, run_cell
+from pfedla.record import RunRecord
+
+COLUMN = columns_of(ITEMS["table1"], Wanted("smoke", datasets=("emnist",), clients=(10,)))[0]
+LOCAL = Cell(COLUMN, Method("Local", "local"), 0)
+
+
+@pytest.fixture
+def smoke(places: Places) -> Places:
+    return places._replace(scale="smoke")
+
+
+def test_scales_have_files_of_their_own(places: Places) -> None:
+    assert places.file("x") == places.results / "x.json"
+    assert places._replace(scale="paper").file("x") == places.results / "paper" / "x.json"
+    assert places.folder(LOCAL) == places.runs / "laptop" / COLUMN.name / "local-seed0"
+
+
+@pytest.mark.slow
+def test_a_finished_cell_outlives_its_run_and_is_never_run_again(
+    smoke: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = [Cell(COLUMN, method, 0) for method in (LITERAL, KEEP[2])]
+    seen: list[tuple[str, int]] = []
+    assert run_all(smoke, cells, report=lambda cell, t: seen.append((cell.method.name, t))) == []
+    assert [t for name, t in seen if name == "pFedLA"][-1] == 2
+    record = RunRecord(smoke.folder(cells[1]))
+    kept = finished(smoke, cells[1])
+    assert kept is not None
+    assert kept["accuracy_mean"] == record.summary()["accuracy_mean"]
+    assert "commit" in kept
+    assert kept["curve"][0] == [1, 2]
+    np.testing.assert_allclose(
+        kept["curve"][2], [line["clients"]["accuracy"][0] for line in record.history()], atol=1e-5
+    )
+    np.testing.assert_allclose(kept["alpha"], record.diagnostics()["alpha"][-1], atol=1e-5)
+    assert kept["layers"] == ["conv1", "conv2", "fc1", "fc2", "fc3"]
+    assert sum(kept["retained"]) == pytest.approx(2, abs=1e-4)  # k = 2 of every download
+    shutil.rmtree(smoke.runs)
+    assert left(smoke, cells) == []
+    assert left(smoke, cells, overwrite=True) == cells
+    table = cells_of([ITEMS["table3"]], Wanted("smoke", datasets=("emnist",)))
+    assert [cell.method for cell in left(smoke, table)] == [KEEP[1], KEEP[3]]
+    monkeypatch.setattr(runs, "carry_out", None)  # it would be called
+    with pytest.raises(TypeError):
+        run_cell(smoke, cells[0])
+
+
+@pytest.mark.slow
+def test_a_stopped_cell_is_resumed_and_ends_the_same(smoke: Places) -> None:
+    def stop(cell: Cell, t: int) -> None:
+        if t == 1:
+            raise KeyboardInterrupt
+
+    cell = Cell(COLUMN, LITERAL, 1)
+    with pytest.raises(KeyboardInterrupt):
+        run_all(smoke, [cell], report=stop)
+    assert [line["round"] for line in RunRecord(smoke.folder(cell)).history()] == [1]
+    assert RunRecord(smoke.folder(cell)).state == "resumable"
+    assert finished(smoke, cell) is None
+    rounds: list[int] = []
+    run_all(smoke, [cell], report=lambda _, t: rounds.append(t))
+    assert rounds == [1, 2]  # where it stood, and the last
+    stopped = finished(smoke, cell)
+    whole = run_cell(smoke._replace(runs=smoke.runs / "whole", results=smoke.results / "whole"), cell)
+    assert stopped is not None
+    for key in ("accuracy_mean", "alpha", "curve", "bytes_down"):
+        assert stopped[key] == whole[key]
+
+
+@pytest.mark.slow
+def test_a_complete_run_that_was_not_collected_yet_is(smoke: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_cell(smoke, LOCAL)
+    smoke.file(COLUMN.name).unlink()
+    monkeypatch.setattr(runs, "carry_out", None)
+    run_cell(smoke, LOCAL)
+    assert left(smoke, [LOCAL]) == []
+
+
+def test_other_settings_are_refused_with_what_differs_and_who_measured_it(
+    places: Places, put: Callable[..., None]
+) -> None:
+    put(LOCAL, 0.5)
+    assert left(places, [LOCAL]) == []
+    path = places.file(COLUMN.name)
+    held: list[dict[str, Any]] = json.loads(path.read_text())
+    held[0]["settings"]["training"]["lr"] = 0.5
+    path.write_text(json.dumps(held))
+    with pytest.raises(RunError, match=r"local, seed 0, with other settings \(training\.lr\), measured by abc"):
+        left(places, [LOCAL])
+    assert left(places, [LOCAL], overwrite=True) == [LOCAL]
+
+
+def test_what_cannot_be_run_is_left_out_and_said(smoke: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(experiment: Experiment) -> None:
+        raise RunError("no such data")
+
+    monkeypatch.setattr(runs, "federation_of", refuse)
+    told: list[str] = []
+    failed = run_all(smoke, [LOCAL, LOCAL._replace(seed=1)], tell=told.append)
+    assert failed == [f"Local on {COLUMN.name}, seed 0, Local on {COLUMN.name}, seed 1: no such data"]
+    assert len(told) == 2

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from itertools import product
+
+import numpy as np
+import pytest
+
+from pfedla.errors import RunError
+from pfedla.paper.grid import ITEMS, KEEP, Cell, Method, Wanted, columns_of, rows_of
+from pfedla.paper.printed import TABLE1, TABLE2, Printed
+from pfedla.paper.runs import Places
+from pfedla.paper.tables import (
+    Entry,
+    count_first,
+    layer_sizes,
+    megabytes,
+    ranks,
+    spearman,
+    table_of_methods,
+    table_of_retained,
+    written,
+)
+
+WANTED = Wanted(datasets=("fashion-mnist",), clients=(10,))
+COLUMN = columns_of(ITEMS["table1"], WANTED)[0]
+ROWS = {method.name: method for method in rows_of(COLUMN, "laptop")}
+Put = Callable[..., None]
+
+
+def plain_ranks(values: list[float]) -> list[float]:
+    ordered = sorted(values)
+    return [float(np.mean([i + 1 for i, x in enumerate(ordered) if x == value])) for value in values]
+
+
+def test_ranks_and_their_correlation_are_those_of_plain_numpy() -> None:
+    rng = np.random.default_rng(0)
+    for size, _ in product((3, 5, 12), range(20)):
+        a, b = (rng.integers(0, 6, size).astype(float).tolist() for _ in range(2))
+        np.testing.assert_allclose(ranks(a), plain_ranks(a))
+        if len(set(a)) > 1 and len(set(b)) > 1:
+            assert spearman(a, b) == pytest.approx(np.corrcoef(plain_ranks(a), plain_ranks(b))[0, 1])
+        else:
+            assert spearman(a, b) is None
+    assert spearman([1, 2, 3], [10, 20, 30]) == 1
+    assert spearman([1, 2, 3], [3, 2, 1]) == -1
+    assert spearman([1, 2], [1, 2]) is None
+    assert spearman([], []) is None
+
+
+def test_firsts_of_the_paper_are_counted_as_plain_numpy_counts_them() -> None:
+    for table, item in ((TABLE1, "table1"), (TABLE2, "table2")):
+        columns = [
+            {name: row[column.place] for name, row in table.items() if column.place in row}
+            for column in ITEMS[item].columns
+        ]
+        first = near = 0
+        for column in columns:
+            names, values = list(column), np.array([tuple(entry) for entry in column.values()])
+            best = values[:, 0].argmax()
+            ours = [names.index(name) for name in ("pFedLA", "HeurpFedLA")]
+            first += best in ours
+            near += any(values[best, 0] - values[i, 0] <= max(values[best, 1], values[i, 1]) for i in ours)
+        assert count_first(columns, ("pFedLA", "HeurpFedLA")) == (first, near)
+        assert first == 7  # of 8: pFedHN has the other, on EMNIST or on FashionMNIST with 100 clients
+
+
+def test_within_one_deviation_is_the_larger_of_the_two_and_none_with_one_seed() -> None:
+    def counted(best: float | None, own: float | None) -> tuple[int, int]:
+        return count_first([{"other": Entry(80.0, best, 1, None), "mine": Entry(79.0, own, 1, None)}], ("mine",))
+
+    assert counted(1.5, 0.1) == (0, 1)
+    assert counted(0.1, 1.5) == (0, 1)
+    assert counted(0.5, 0.5) == (0, 0)
+    assert counted(None, None) == (0, 0)
+    assert count_first([{"mine": Printed(80, 0), "other": Printed(80, 0)}], ("mine",)) == (1, 1)  # a tie is a first
+
+
+def test_cells_are_means_over_seeds_beside_the_papers(places: Places, put: Put) -> None:
+    for seed, accuracy in enumerate((0.80, 0.90, 0.85)):
+        put(Cell(COLUMN, ROWS["Local"], seed), accuracy)
+    for seed, accuracy in enumerate((0.91, 0.93)):
+        put(Cell(COLUMN, ROWS["pFedLA"], seed), accuracy)
+    put(Cell(COLUMN, ROWS["HeurpFedLA"], 0), 0.70)
+    (sheet,) = table_of_methods(ITEMS["table1"], places, WANTED)
+    rows = {row[0].text: row[1:] for row in sheet.rows}
+    assert [cell.text for cell in rows["Local"]] == ["85.00 ± 5.00", "85.83 ± 0.17", "-0.83", "86.00"]
+    assert rows["pFedLA"][0].text == f"92.00 ± {np.std([91, 93], ddof=1):.2f} (2 of 3)"
+    assert rows["HeurpFedLA"][0].text == "70.00 (1 of 3)"
+    assert rows["FedAvg"][0].text == "missing"
+    assert rows["FedBN"][0].text == "-"
+    assert rows["FedRep, half for the body"][1].text == "-"
+    for column, best in ((0, "pFedLA"), (1, "HeurpFedLA"), (3, "pFedLA")):
+        assert [name for name, row in rows.items() if row[column].best] == [best]
+    assert "10 clients, fashion-mnist, 200 rounds, 300 test images, 3 seeds" in sheet.head[1]
+    assert "scale laptop" in sheet.title
+    text = "\n".join(sheet.notes)
+    assert "first in 1 of 1 columns, and first or within one standard deviation in 1 (paper, same columns" in text
+    assert "FashionMNIST, 10 clients: -0.50 over 3 methods" in text
+    assert "Measured by commit abc." in text
+    (one,) = table_of_methods(ITEMS["table1"], places, WANTED._replace(seeds=1))
+    assert one.rows[0][1].text == "80.00"
+
+
+def test_the_step_of_adam_is_no_rival_of_the_literal_one(places: Places, put: Put) -> None:
+    for name, accuracy in {"Local": 0.5, "FedAvg": 0.6, "pFedLA": 0.7, "HeurpFedLA": 0.65, "pFedLA, Adam": 0.8}.items():
+        put(Cell(COLUMN, ROWS[name], 0), accuracy)
+    put(Cell(COLUMN, ROWS["HeurpFedLA, Adam"], 0), 0.55)
+    (sheet,) = table_of_methods(ITEMS["table1"], places, WANTED)
+    text = "\n".join(sheet.notes)
+    assert "Among the methods measured here: first in 1 of 1" in text
+    assert "With Adam in place of the literal step: 1 and 1 of 1." in text
+    put(Cell(COLUMN, ROWS["FedRep, half for the body"], 0), 0.75)  # this one is
+    (sheet,) = table_of_methods(ITEMS["table1"], places, WANTED)
+    assert "Among the methods measured here: first in 0 of 1" in "\n".join(sheet.notes)
+
+
+def test_figures_of_other_settings_are_refused_with_their_commit(places: Places, put: Put) -> None:
+    put(Cell(COLUMN, ROWS["Local"], 0), 0.5, settings={"schedule": {"rounds": 7}})
+    with pytest.raises(RunError, match=r"other settings \(.*schedule\.rounds.*\), measured by abc"):
+        table_of_methods(ITEMS["table1"], places, WANTED)
+
+
+def test_formats_say_the_same(places: Places, put: Put) -> None:
+    put(Cell(COLUMN, ROWS["Local"], 0), 0.8125)
+    put(Cell(COLUMN, ROWS["pFedLA"], 0), 0.9)
+    sheets = table_of_methods(ITEMS["table1"], places, WANTED)
+    markdown, latex = written(sheets, "markdown"), written(sheets, "latex")
+    records = list(csv.DictReader(io.StringIO(written(sheets, "csv"))))
+    assert "| Local | 81.25 | 85.83 ± 0.17 | -4.58 | 82.25 |" in markdown
+    assert "| pFedLA | **90.00** | 94.34 ± 0.29 |" in markdown
+    assert r"Local & 81.25 & 85.83 $\pm$ 0.17 & -4.58 & 82.25 \\" in latex
+    assert r"pFedLA & \textbf{90.00} &" in latex
+    assert latex.count(r"\begin{tabular}") == latex.count(r"\bottomrule") == 1
+    local = next(record for record in records if record["method"] == "Local")
+    assert (local["ours"], local["paper"], local["scale"], local["clients"]) == ("81.25", "85.83", "laptop", "10")
+    assert len(records) == len(ROWS)
+    assert written([], "csv") == "\n"
+
+
+def test_table_3_shows_bytes_and_the_papers_unit_for_what_was_retained(places: Places, put: Put) -> None:
+    wanted = Wanted(datasets=("emnist",))
+    column = columns_of(ITEMS["table3"], wanted)[0]
+    sizes = layer_sizes(column)
+    put(Cell(column, KEEP[0], 0), 0.90, layers=list(sizes))
+    put(Cell(column, KEEP[1], 0), 0.94, layers=list(sizes), retained=[0, 0, 0.25, 0, 0.75])
+    (sheet,) = table_of_retained(ITEMS["table3"], places, wanted)
+    first, second, third, fourth = ([cell.text for cell in row] for row in sheet.rows)
+    assert first == ["0", "90.00", "90.65", "2.0 / 3.0", "491.08", "491.08", "491.08", "none", "none"]
+    unit = megabytes(sizes, {"fc1": 0.25, "fc3": 0.75})
+    assert second == ["1", "94.00", "94.11", "2.0 / 3.0", f"{unit:.2f}", "488.65", "488.65", "fc3 75%, fc1 25%", "fc3"]
+    assert third[1] == "missing"
+    assert third[5:7] == ["312.52", "312.52"]
+    assert fourth[1:3] == ["missing", "-"]
+    assert unit == pytest.approx((2 * 85_822 - 0.25 * 61_560 - 0.75 * 850) * 750 * 4 / 2**20)
+
+
+def test_methods_are_known_by_their_labels(places: Places, put: Put) -> None:
+    """`pfedla compare -a pfedla,hyper_optimizer=sgd,hyper_lr=1.0 --results ...` adds to the same table."""
+    put(Cell(COLUMN, Method("by hand", "pfedla,hyper_optimizer=sgd,hyper_lr=1.0"), 0), 0.66)
+    (sheet,) = table_of_methods(ITEMS["table1"], places, WANTED)
+    assert {row[0].text: row[1].text for row in sheet.rows}["pFedLA"] == "66.00"
