@@ -23,7 +23,7 @@ from pfedla.codec import Codec
 from pfedla.config import Experiment, Machine, algorithm_name, read_tables
 from pfedla.data.federation import Client, Data, Federation, federate, own_data
 from pfedla.errors import ConfigError, RunError
-from pfedla.fleet import SimulatedFleet
+from pfedla.fleet import Fleet, SimulatedFleet
 from pfedla.layers import Groups, Layers, LayerSpec
 from pfedla.models import Model, check_model, make_model, seeded
 from pfedla.objective import Classification, Objective
@@ -36,7 +36,19 @@ from pfedla.storage import mapped
 from pfedla.training import Training
 from pfedla.version import __version__, commit
 
-__all__ = ["experiment_of", "federation_of", "load", "prepare", "resume", "run", "run_experiment"]
+__all__ = [
+    "PYTHON",
+    "assemble",
+    "experiment_of",
+    "federation_of",
+    "load",
+    "open_run",
+    "prepare",
+    "resume",
+    "run",
+    "run_experiment",
+    "run_on",
+]
 
 ROUNDS = "schedule.rounds"
 PYTHON = "python"  # the model of a run whose model and data came from Python
@@ -252,18 +264,28 @@ def _first_model(model: Callable[[], nn.Module] | nn.Module, seed: int) -> nn.Mo
     return seeded((lambda: copy.deepcopy(model)) if isinstance(model, nn.Module) else model, seed)
 
 
+def assemble(experiment: Experiment, model: Callable[[], nn.Module]) -> Setting:
+    """Put together what is fixed for a run, where there is no data yet: on a server, or at a site."""
+    template = _first_model(model, experiment.schedule.seed)
+    return _assemble(experiment, template, LayerSpec.of(template, experiment.model.layers))
+
+
 def _setting(experiment: Experiment, template: nn.Module, spec: LayerSpec, federation: Federation) -> Setting:
     """Put together what is fixed for a run; refuse what does not fit the data, the method or the machine."""
-    device, schedule = experiment.machine.device, experiment.schedule
+    _pool_of(experiment.machine)
+    setting = _assemble(experiment, template, spec)
+    check_model(template, experiment.objective, federation.data)
+    participants(experiment.schedule, 0, len(federation.data))
+    return setting
+
+
+def _assemble(experiment: Experiment, template: nn.Module, spec: LayerSpec) -> Setting:
+    device, seed = experiment.machine.device, experiment.schedule.seed
     try:
         float(torch.ones(1, device=device))
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ConfigError(f"machine.device = {device!r} is not available: {str(error).partition('.')[0]}") from None
-    _pool_of(experiment.machine)
-    algorithm, objective = experiment.algorithm.for_model(spec), experiment.objective
-    check_model(template, objective, federation.data)
-    participants(schedule, 0, len(federation.data))
-    training, seed = experiment.training, schedule.seed
+    algorithm, training, objective = experiment.algorithm.for_model(spec), experiment.training, experiment.objective
     return Setting(template, spec, algorithm, training, seed, device, objective, experiment.codec)
 
 
@@ -362,6 +384,49 @@ def _facts(experiment: Experiment, federation: Federation, layers: Groups | None
     return known
 
 
+def open_run(
+    experiment: Experiment, names: Sequence[str], examples: Sequence[int], out: Path | str, *, resume: bool = False
+) -> RunRecord:
+    """Open the record of a run whose clients, known by name and number of examples, have their data elsewhere."""
+    facts = {
+        "version": __version__,
+        "model": PYTHON,
+        "layers": experiment.model.layers,
+        "names": list(names),
+        "shape": [],
+        "outputs": 0,
+        "classes": [],
+        "samples": [[count, 0] for count in examples],
+        "settings": json.loads(_settings(experiment)),
+        "data": "",  # it lies with the clients
+    }
+    if not resume:
+        return RunRecord.create(out, experiment.toml(), facts)
+    known = RunRecord.unfinished(out).facts()
+    _refuse_changes(out, known, experiment, "the deployment")
+    if known.get("names") != facts["names"]:
+        raise RunError(f"the run in {out} was started with other clients: {', '.join(known.get('names', []))}")
+    return RunRecord.resume(out)
+
+
+def run_on(
+    fleet: Fleet, setting: Setting, experiment: Experiment, record: RunRecord, watch: Watch | None = None
+) -> Result:
+    """Run all rounds on clients that are elsewhere, with a checkpoint after each, and write the results."""
+    facts = record.facts()
+    names, examples = facts["names"], [train for train, _ in facts["samples"]]
+    try:
+        outcome = run_rounds(setting, fleet, len(names), experiment.schedule, record, watch, checkpoint_every=0)
+        result = _result(setting, experiment, names, examples, outcome)
+        record.finish(result, resumable=True)
+    except BaseException as error:
+        record.fail(error)
+        raise
+    finally:
+        fleet.close()
+    return result
+
+
 def _run(
     setting: Setting, experiment: Experiment, federation: Federation, record: RunRecord | None, watch: Watch | None
 ) -> Result:
@@ -378,7 +443,8 @@ def _run(
                 outcome = run_rounds(setting, fleet, n, schedule, record, watch, checkpoint_every=every, models=models)
         finally:
             pool.close()
-        result = _result(setting, experiment, federation, outcome)
+        examples = [len(samples.train) for samples in federation.data.values()]
+        result = _result(setting, experiment, federation.names, examples, outcome, federation.scored_on)
         if record:
             record.finish(result, resumable=machine.checkpoints)
     except BaseException as error:
@@ -388,23 +454,29 @@ def _run(
     return result
 
 
-def _result(setting: Setting, experiment: Experiment, federation: Federation, outcome: Outcome) -> Result:
+def _result(
+    setting: Setting,
+    experiment: Experiment,
+    names: Sequence[str],
+    examples: Sequence[int],
+    outcome: Outcome,
+    scored_on: str = "test",
+) -> Result:
     """Sum a run up. The headline is the last round; the best round stands beside it as what it is."""
     history, ledger, objective = outcome.history, outcome.ledger, experiment.objective
     headline = f"{objective.headline}_mean"
     known = [record for record in history if record[headline] is not None]
     pick = max if objective.higher_is_better else min
     best = pick(known, key=lambda record: record[headline]) if known else {"round": None, headline: None}
-    examples = np.array([len(samples.train) for samples in federation.data.values()])
-    passes = int(examples[ledger.arrays()["client"]].sum()) * setting.training.local_epochs
+    passes = int(np.array(examples)[ledger.arrays()["client"]].sum()) * setting.training.local_epochs
     beside = ("round", "bytes_down", "bytes_up", "seconds", "clients", "missing")
     summary = {
         "algorithm": algorithm_name(experiment.algorithm),
         "dataset": "own data" if experiment.model.name == PYTHON else experiment.data.name,
-        "clients": len(federation.data),
+        "clients": len(names),
         "rounds": experiment.schedule.rounds,
         "seed": experiment.schedule.seed,
-        "scored_on": federation.scored_on,
+        "scored_on": scored_on,
         "headline": objective.headline,
         "higher_is_better": objective.higher_is_better,
         "percent": objective.percent,
@@ -422,6 +494,5 @@ def _result(setting: Setting, experiment: Experiment, federation: Federation, ou
         "settings": json.loads(_settings(experiment)),
         "compiled_loop": kernels.level(),
     }
-    personalized, names = outcome.personalized, federation.names
-    template, spec = setting.template, setting.spec
-    return Result(summary, history, outcome.diagnostics, ledger, names, template, spec, partial(dict, personalized))
+    template, spec, models = setting.template, setting.spec, partial(dict, outcome.personalized)
+    return Result(summary, history, outcome.diagnostics, ledger, tuple(names), template, spec, models)
