@@ -11,6 +11,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
 
 from pfedla.algorithm import Algorithm
 from pfedla.config import Experiment
@@ -70,6 +71,7 @@ class FakeGrid(Grid):
     """Nodes in this process. `change` sees every answer and may alter or lose it."""
 
     def __init__(self, app: Path, state: Path, n: int) -> None:
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # as in a ServerApp's process
         self.nodes: dict[int, dict[str, Any]] = {}  # node -> its configuration
         self.apps: dict[int, Path] = {}
         self.registered: dict[int, str] = {}  # node -> name
