@@ -54,7 +54,7 @@ class FlowerFleet:
         self._roster, self._spec, self._run = roster, spec, run
         self._timeout, self._fewest, self._tries, self._models = timeout, fewest, tries, models
         self.versions = torch.zeros(len(roster.sites), dtype=torch.int64)  # the round of each site's last taken answer
-        self.lost: set[int] = set()  # the sites that do not have that version any more
+        self.forgot: set[int] = set()  # the sites that do not have that version any more
         self._staged: dict[int, int] = {}
 
     def train(self, ids: Sequence[int], sent: Payload, t: int) -> Answers[Payload]:
@@ -70,7 +70,7 @@ class FlowerFleet:
             reasons = "; ".join(f"{self._roster.sites[client]}: {why}" for client, why in sorted(missing.items()))
             text = f"round {t}: only {len(answers)} of {len(ids)} sites answered, deploy.fewest is {fewest} ({reasons})"
             log.warning("%s; try %d of %d", text, attempt, self._tries)
-            asked = [client for client in missing if client not in self.lost]  # these cannot use what is sent now
+            asked = [client for client in missing if client not in self.forgot]  # these cannot use what is sent now
             self._roster.wait(asked, self._timeout)
         raise RunError(f"{text}. The run's state is saved: it can be resumed")
 
@@ -79,7 +79,7 @@ class FlowerFleet:
         for client, t in self._staged.items():
             if clients is None or client in clients:
                 self.versions[client] = t
-                self.lost.discard(client)
+                self.forgot.discard(client)
         self._staged = {}
 
     def evaluate(self, ids: Sequence[int], sent: Payload, t: int) -> Answers[Evaluation]:
@@ -128,7 +128,7 @@ class FlowerFleet:
         return Answers(answers, dict(sorted(missing.items())))
 
     def _message(self, kind: str, client: int, t: int, message: bytes) -> Message:
-        version = 0 if client in self.lost else int(self.versions[client])
+        version = 0 if client in self.forgot else int(self.versions[client])
         content = job(Order(self._run, client, t, version), message)
         return Message(content, self._roster.nodes[client], kind, ttl=self._timeout)
 
@@ -137,7 +137,7 @@ class FlowerFleet:
         try:
             if fault := field(reply.content, "fault", str):
                 if field(reply.content, "lost", bool):
-                    self.lost.add(client)
+                    self.forgot.add(client)
                 return fault[:500]
             return read(reply.content)
         except Exception as error:  # whatever a stranger sent

@@ -6,15 +6,18 @@ is taken apart here, and whatever is wrong with it is a `ValueError`.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+import httpx
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
 from pfedla.client import Evaluation
+from pfedla.errors import RunError
 
 __all__ = [
     "CALL",
@@ -29,6 +32,7 @@ __all__ = [
     "metrics",
     "order",
     "packed",
+    "patiently",
     "payload",
 ]
 
@@ -37,8 +41,11 @@ CALL = "query.call"  # asks a site who it is
 KEPT = "query.kept"  # asks it whether it still has the version that the server names
 JOB, PAYLOAD, ANSWER = "job", "payload", "answer"
 POLL = 0.5  # seconds between two looks for replies
+PAUSES = (0.5, 1, 2, 4, 8, 16)  # seconds between tries to reach the SuperLink
 
+log = logging.getLogger("pfedla")
 T = TypeVar("T", bool, int, str)
+Found = TypeVar("Found")
 
 
 class Order(NamedTuple):
@@ -110,14 +117,14 @@ def exchange(grid: Grid, messages: Mapping[int, Message], timeout: float) -> dic
     replies: dict[int, Message | str] = {}
     waiting: dict[str, int] = {}
     for key, message in messages.items():  # one at a time: together they may exceed what one request can carry
-        (sent,) = grid.push_messages([message]) or [None]
+        (sent,) = patiently(grid.push_messages, [message]) or [None]
         if sent:
             waiting[sent] = key
         else:
             replies[key] = "the message could not be sent"
     end = time.monotonic() + timeout
     while waiting:
-        for reply in grid.pull_messages(list(waiting)):
+        for reply in patiently(grid.pull_messages, list(waiting)):
             metadata = reply.metadata
             key = waiting.pop(metadata.reply_to_message_id, None)
             if key is None:
@@ -133,3 +140,17 @@ def exchange(grid: Grid, messages: Mapping[int, Message], timeout: float) -> dic
         if waiting:
             time.sleep(POLL)
     return replies | {key: f"no answer within {timeout:g} seconds" for key in waiting.values()}
+
+
+def patiently(call: Callable[..., Found], *arguments: Any) -> Found:
+    """Ask the SuperLink for something; one that is busy or restarts is asked again for half a minute."""
+    for pause in PAUSES:
+        try:
+            return call(*arguments)
+        except httpx.HTTPError as error:
+            log.warning("the SuperLink does not answer (%s): it is asked again", type(error).__name__)
+            time.sleep(pause)
+    try:
+        return call(*arguments)
+    except httpx.HTTPError as error:
+        raise RunError(f"the SuperLink does not answer: {error}. The run's state is saved: it can be resumed") from error

@@ -121,7 +121,8 @@ def init(folder: Path, sites: Sequence[str], address: str, port: int, *, insecur
         "training": {"local_epochs": 5, "batch_size": 32, "lr": 0.05},
     }
     connection: dict[str, object] = {"address": f"{address}:{port}"}
-    connection |= {"insecure": True} if insecure else {"root-certificates": "ca.crt"}
+    authority = str((folder / "server" / "ca.crt").resolve())  # Flower asks for the whole path
+    connection |= {"insecure": True} if insecure else {"root-certificates": authority}
     try:
         for part in ("app", "server/flwr", *(f"sites/{site}" for site in sites)):
             (folder / part).mkdir(parents=True)

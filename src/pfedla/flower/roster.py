@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from torch import nn
 
 from pfedla.errors import RunError, nearest
-from pfedla.flower.messages import CALL, exchange, field
+from pfedla.flower.messages import CALL, exchange, field, patiently
 from pfedla.layers import LayerSpec, tensors_of
 from pfedla.tensorfile import checksum
 
@@ -84,7 +84,7 @@ class Roster:
 
     def look(self) -> set[int]:
         """Ask nodes that were not there before who they are; return all nodes that are there now."""
-        here: dict[int, Any] = {node.node_id: node for node in self.grid.get_nodes()}
+        here: dict[int, Any] = {node.node_id: node for node in patiently(self.grid.get_nodes)}
         known = {*self.nodes.values(), *self.refused}
         strangers = [node for node in sorted(here) if node not in known]
         if strangers:
