@@ -112,8 +112,7 @@ class FakeGrid(Grid):
             answer = client_app(self.apps[node])(message, context)
         except Exception as error:
             answer = Message(Error(2, type(error).__name__), reply_to=message)
-        changed = self.change(message, _through_bytes(answer))
-        return changed
+        return self.change(message, _through_bytes(answer))
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         found = [self._replies.pop(identity, None) for identity in list(message_ids)]

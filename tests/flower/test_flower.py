@@ -23,16 +23,16 @@ from pfedla.wire import decode
 from tests import world
 
 pytest.importorskip("flwr")
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict  # noqa: E402
-from flwr.common.serde import message_to_proto  # noqa: E402
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.common.serde import message_to_proto
 
-from pfedla.flower import FlowerFleet, Roster  # noqa: E402
-from pfedla.flower.app import serve  # noqa: E402
-from pfedla.flower.deployment import Deployment  # noqa: E402
-from pfedla.flower.messages import CALL, field, order, packed, payload  # noqa: E402
-from pfedla.flower.messages import answer as said  # noqa: E402
-from pfedla.flower.vault import Vault  # noqa: E402
-from tests.flower.sites import FakeGrid, deployment, names  # noqa: E402
+from pfedla.flower import FlowerFleet, Roster
+from pfedla.flower.app import serve
+from pfedla.flower.deployment import Deployment
+from pfedla.flower.messages import CALL, field, order, packed, payload
+from pfedla.flower.messages import answer as said
+from pfedla.flower.vault import Vault
+from tests.flower.sites import FakeGrid, deployment, names
 
 RUN = "0" * 32
 ROUNDS = ([0, 1, 2], [1, 2], [0, 2])
@@ -147,9 +147,17 @@ def test_only_arrays_and_scalars_cross_the_wire_and_nothing_of_the_data(tmp_path
         *("answer.fault", "answer.site", "answer.outline", "answer.first", "answer.examples"),
         *(f"{when}.{what}" for when in ("personalized", "after_training") for what in METRICS),
     }
-    told = {field(answer.content, "examples", int) for asked, answer in grid.messages if asked.metadata.message_type == CALL and answer}
+    told = {
+        field(answer.content, "examples", int)
+        for asked, answer in grid.messages
+        if asked.metadata.message_type == CALL and answer
+    }
     assert told == {0}
-    uploads = [decode(payload(answer.content), result.spec.names) for asked, answer in grid.messages if asked.metadata.message_type == "train" and answer and result.spec]
+    uploads = [
+        decode(payload(answer.content), result.spec.names)
+        for asked, answer in grid.messages
+        if asked.metadata.message_type == "train" and answer and result.spec
+    ]
     assert {int(upload.examples) for upload in uploads} == {1}
     assert "site-0" in (tmp_path / "run" / "run.json").read_text()
 
@@ -201,7 +209,10 @@ def test_a_bad_answer_is_left_out_and_its_site_comes_back(
     grid.change = change_upload(fault)
     ledger = serve(made, grid, tmp_path / "run").ledger.arrays()
     assert any("client 1 is absent from round 2" in text and reason in text for text in caplog.messages)
-    up = {(t, client): sizes.sum() for t, client, sizes in zip(ledger["round"], ledger["client"], ledger["up"], strict=True)}
+    up = {
+        (t, client): sizes.sum()
+        for t, client, sizes in zip(ledger["round"], ledger["client"], ledger["up"], strict=True)
+    }
     assert not up[2, 1]
     assert all(size for place, size in up.items() if place != (2, 1))
     versions = Vault(tmp_path / "state" / str(grid.node_of(1)), pfedla_id(tmp_path / "run")).versions()
@@ -243,7 +254,9 @@ def test_a_site_that_comes_later_takes_part_from_then_on(tmp_path: Path, caplog:
 
     grid.change = join
     up = serve(made, grid, tmp_path / "run").ledger.arrays()
-    took = {(t, client): bool(sizes.sum()) for t, client, sizes in zip(up["round"], up["client"], up["up"], strict=True)}
+    took = {
+        (t, client): bool(sizes.sum()) for t, client, sizes in zip(up["round"], up["client"], up["up"], strict=True)
+    }
     assert [took[t, 2] for t in (1, 2, 3)] == [False, False, True]
     assert "the run starts without site-2" in caplog.text
 
@@ -273,7 +286,9 @@ def test_a_site_that_lost_its_disk_is_sent_what_the_server_knows(tmp_path: Path,
 
     grid.change = lose
     up = serve(made, grid, tmp_path / "run").ledger.arrays()
-    took = {(t, client): bool(sizes.sum()) for t, client, sizes in zip(up["round"], up["client"], up["up"], strict=True)}
+    took = {
+        (t, client): bool(sizes.sum()) for t, client, sizes in zip(up["round"], up["client"], up["up"], strict=True)
+    }
     assert [took[t, 0] for t in (1, 2, 3, 4)] == [True, True, False, True]
     sent = [decode(payload(q.content), made.setting(made.code()).spec.names).sent for q, _ in grid.messages if at(q, 4)]
     mine, others = sent[0], sent[1:]
@@ -312,13 +327,21 @@ def test_who_is_no_site_of_ours_is_refused(tmp_path: Path) -> None:
     app, node = tmp_path / "app", 993  # 993 is site-1's
     refused("an unknown site, 'site-9', is there", 5, app, "site-9")
     refused("there are two nodes of the name site-1", 2000, app, "site-1")
-    refused("calls itself site-1, but its key is registered as 'site-2'", node, app, "site-1", "site-2", registered=True)
+    refused(
+        "calls itself site-1, but its key is registered as 'site-2'", node, app, "site-1", "site-2", registered=True
+    )
     refused("its key is not registered under a name", node, app, "site-1", registered=True)
-    refused(r"site-1 has another model than the server: bn has nothing there", node, changed(tmp_path, net="mlp"), "site-1")
+    refused(
+        r"site-1 has another model than the server: bn has nothing there", node, changed(tmp_path, net="mlp"), "site-1"
+    )
     (changed(tmp_path) / "site_code.py").write_text("raise OSError('secret')")
-    refused("site-1 cannot take part: deploy.code = 'site_code.py' cannot be imported", node, tmp_path / "other", "site-1")
+    refused(
+        "site-1 cannot take part: deploy.code = 'site_code.py' cannot be imported", node, tmp_path / "other", "site-1"
+    )
     code = (app / "site_code.py").read_text()
-    (changed(tmp_path) / "site_code.py").write_text(code.replace("def data(site):", "def data(site):\n    raise OSError('secret')"))
+    (changed(tmp_path) / "site_code.py").write_text(
+        code.replace("def data(site):", "def data(site):\n    raise OSError('secret')")
+    )
     refused("its data or model cannot be used; its own log says why", node, tmp_path / "other", "site-1")
 
 

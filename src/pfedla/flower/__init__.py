@@ -5,8 +5,14 @@ This is the only place that imports flwr, and nothing imports this place unless 
 
 from __future__ import annotations
 
+import importlib as _importlib
+import warnings as _warnings
+
 try:
-    import flwr as _flwr  # noqa: F401
+    with _warnings.catch_warnings():
+        _warnings.simplefilter("ignore", DeprecationWarning)  # what its parts say of each other
+        for _name in ("flwr.app", "flwr.clientapp", "flwr.serverapp"):
+            _importlib.import_module(_name)
 except ImportError as error:
     raise ImportError("a deployment needs Flower: pip install 'pfedla[flower]'") from error
 from pfedla.flower.app import client_app, server_app

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-import torch
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -144,4 +143,5 @@ def _arrays(samples: Any) -> tuple[np.ndarray, np.ndarray]:
     if not pairs:
         raise DataError("data(site) returned an empty Dataset")
     x, y = zip(*pairs, strict=True)
-    return np.stack([np.asarray(one) for one in x]), np.asarray(torch.as_tensor(np.array([np.asarray(one) for one in y])))
+    inputs, targets = ([np.asarray(one) for one in part] for part in (x, y))
+    return np.stack(inputs), np.stack(targets)

@@ -49,7 +49,15 @@ class FlowerFleet:
     """
 
     def __init__(
-        self, roster: Roster, spec: LayerSpec, run: str, *, timeout: float = 600.0, fewest: int = 1, tries: int = 3, models: bool = True,
+        self,
+        roster: Roster,
+        spec: LayerSpec,
+        run: str,
+        *,
+        timeout: float = 600.0,
+        fewest: int = 1,
+        tries: int = 3,
+        models: bool = True,
     ) -> None:
         self._roster, self._spec, self._run = roster, spec, run
         self._timeout, self._fewest, self._tries, self._models = timeout, fewest, tries, models
@@ -107,9 +115,7 @@ class FlowerFleet:
     def close(self) -> None:
         """Nothing ends: the sites are their owners'."""
 
-    def _ask(
-        self, kind: str, ids: Sequence[int], sent: Payload, t: int, read: Callable[[RecordDict], T]
-    ) -> Answers[T]:
+    def _ask(self, kind: str, ids: Sequence[int], sent: Payload, t: int, read: Callable[[RecordDict], T]) -> Answers[T]:
         """Send each site its row; return what was read from the replies, and why there is nothing from others."""
         here = self._roster.look()
         missing = {client: "it is not connected" for client in ids if self._roster.nodes.get(client) not in here}

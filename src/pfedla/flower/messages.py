@@ -139,7 +139,7 @@ def exchange(grid: Grid, messages: Mapping[int, Message], timeout: float) -> dic
             break
         if waiting:
             time.sleep(POLL)
-    return replies | {key: f"no answer within {timeout:g} seconds" for key in waiting.values()}
+    return replies | dict.fromkeys(waiting.values(), f"no answer within {timeout:g} seconds")
 
 
 def patiently(call: Callable[..., Found], *arguments: Any) -> Found:
@@ -153,4 +153,6 @@ def patiently(call: Callable[..., Found], *arguments: Any) -> Found:
     try:
         return call(*arguments)
     except httpx.HTTPError as error:
-        raise RunError(f"the SuperLink does not answer: {error}. The run's state is saved: it can be resumed") from error
+        raise RunError(
+            f"the SuperLink does not answer: {error}. The run's state is saved: it can be resumed"
+        ) from error

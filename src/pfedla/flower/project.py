@@ -50,7 +50,7 @@ server = server_app(HERE)
 client = client_app(HERE)
 '''
 
-PROJECT = '''[build-system]
+PROJECT = """[build-system]
 requires = ["hatchling"]
 build-backend = "hatchling.build"
 
@@ -74,7 +74,7 @@ clientapp = "app:client"
 [tool.flwr.app.config]
 out = "run"  # the run's folder, seen from where the SuperLink was started
 resume = false
-'''
+"""
 
 CODE = '''"""What every site brings: the model, the same everywhere, and its own data, which never leaves it."""
 
@@ -152,8 +152,8 @@ def _readme(sites: Sequence[str], address: str, port: int, *, insecure: bool) ->
     """Return the commands, as they are to be given."""
     if insecure:
         note = (
-            "**Without TLS and keys: anybody on this machine can read along and pretend to be a site. For a trial on one "
-            "machine, and for nothing else.**"
+            "**Without TLS and keys: anybody on this machine can read along and pretend to be a site. For a trial on "
+            "one machine, and for nothing else.**"
         )
         superlink, node, register = "--insecure", "--insecure", ""
     else:
@@ -163,7 +163,9 @@ def _readme(sites: Sequence[str], address: str, port: int, *, insecure: bool) ->
             "server's certificate, let every site make its own key (`ssh-keygen -t ecdsa -b 384 -f key`) and send you "
             "`key.pub` alone.**"
         )
-        superlink = "--ssl-ca-certfile ca.crt --ssl-certfile server.pem --ssl-keyfile server.key --enable-supernode-auth"
+        superlink = (
+            "--ssl-ca-certfile ca.crt --ssl-certfile server.pem --ssl-keyfile server.key --enable-supernode-auth"
+        )
         node = "--root-certificates ca.crt --auth-supernode-private-key key"
         keys = "\n".join(f"flwr supernode register ../sites/{site}/key.pub sites --name {site}" for site in sites)
         register = f"Once, tell the server who may come, and under which name:\n\n```\n{keys}\n```\n"
@@ -181,9 +183,9 @@ README = Template("""# A personalized model for each site
 
 $note
 
-Every machine needs `pip install 'pfedla[flower]'` (written by version $version) and this folder's `app/` is carried to the
-sites by Flower. Put your model and the way to your data into `app/site_code.py`, your settings into `app/pfedla.toml`, and see
-whether all fits:
+Every machine needs `pip install 'pfedla[flower]'` (this was written by version $version); `app/` is carried to the
+sites by Flower. Put your model and the way to your data into `app/site_code.py`, your settings into
+`app/pfedla.toml`, and see whether all fits:
 
 ```
 pfedla deploy check .

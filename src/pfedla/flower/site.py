@@ -25,7 +25,7 @@ from pfedla.models import check_model
 from pfedla.training import ClientData
 from pfedla.wire import EXAMPLES, decode, encode
 
-__all__ = ["Lost", "Site"]
+__all__ = ["LostError", "Site"]
 
 MODEL = "model.safetensors"
 STATE = "pfedla-state"
@@ -33,7 +33,7 @@ STATE = "pfedla-state"
 log = logging.getLogger("pfedla")
 
 
-class Lost(PfedlaError):
+class LostError(PfedlaError):
     """The site does not have what the server takes it to keep."""
 
 
@@ -70,7 +70,7 @@ class Site:
                 return answer()
             done = {word: job for job, word in KINDS.items()}[kind]
             return self._play(done, asked, payload(message.content))
-        except Lost as error:
+        except LostError as error:
             log.warning("%s", error)
             return answer(fault=str(error), lost=True)
         except (DataError, ModelError) as error:
@@ -115,7 +115,7 @@ class Site:
             return first
         found = Vault(self.state, asked.run).read(asked.version, first)
         if found is None:
-            raise Lost(f"it does not have what it kept after round {asked.version} any more")
+            raise LostError(f"it does not have what it kept after round {asked.version} any more")
         return found
 
     def _play(self, kind: str, asked: Order, sent: bytes) -> RecordDict:
