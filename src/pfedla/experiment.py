@@ -390,15 +390,18 @@ def open_run(
     """Open the record of a run whose clients, known by name and number of examples, have their data elsewhere."""
     facts = {
         "version": __version__,
+        "commit": commit(),
         "model": PYTHON,
         "layers": experiment.model.layers,
         "names": list(names),
         "shape": [],
         "outputs": 0,
         "classes": [],
+        "groups": None,
         "samples": [[count, 0] for count in examples],
         "settings": json.loads(_settings(experiment)),
         "data": "",  # it lies with the clients
+        "fingerprint": _fingerprint(experiment, ""),
     }
     if not resume:
         return RunRecord.create(out, experiment.toml(), facts)
@@ -494,5 +497,6 @@ def _result(
         "settings": json.loads(_settings(experiment)),
         "compiled_loop": kernels.level(),
     }
-    template, spec, models = setting.template, setting.spec, partial(dict, outcome.personalized)
+    template, spec = setting.template, setting.spec
+    models: Callable[[], Layers] = partial(dict, outcome.personalized)
     return Result(summary, history, outcome.diagnostics, ledger, tuple(names), template, spec, models)

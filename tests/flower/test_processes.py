@@ -74,6 +74,7 @@ class Machines:
 
     def command(self, *words: str) -> str:
         """Return the one block of the README that has these words."""
+        found: str
         (found,) = (block for block in self.blocks if all(word in block for word in words))
         return found
 

@@ -78,7 +78,8 @@ def payload(content: RecordDict) -> bytes:
     record = content.get(PAYLOAD)
     if not isinstance(record, ArrayRecord) or PAYLOAD not in record:
         raise ValueError("the message holds no payload")
-    return record[PAYLOAD].data
+    data: bytes = record[PAYLOAD].data
+    return data
 
 
 def answer(records: Mapping[str, Any] | None = None, **fields: bool | int | str) -> RecordDict:
@@ -126,9 +127,9 @@ def exchange(grid: Grid, messages: Mapping[int, Message], timeout: float) -> dic
     while waiting:
         for reply in patiently(grid.pull_messages, list(waiting)):
             metadata = reply.metadata
-            key = waiting.pop(metadata.reply_to_message_id, None)
-            if key is None:
+            if metadata.reply_to_message_id not in waiting:
                 continue
+            key = waiting.pop(metadata.reply_to_message_id)
             if reply.has_error():
                 replies[key] = f"Flower says: {reply.error.reason or reply.error.code}"
             elif metadata.src_node_id != messages[key].metadata.dst_node_id:
