@@ -283,7 +283,7 @@ def _dry_round(setting: Setting, data: dict[int, ClientData]) -> str:
     quick = replace(setting, training=replace(setting.training, local_epochs=1))
     n = len(data)
     state = quick.algorithm.init(quick.spec.read(quick.template), n, stream(quick.seed, "init"))
-    server = Server(state, Ledger(quick.spec.names))
+    server = Server(state, Ledger(quick.spec.names), coding=quick.coding)
     with contextlib.closing(SimulatedFleet(quick, data, local_pool(quick, data, 0))) as fleet:
         refused = run_round(quick.algorithm, server, fleet, range(n))
     if refused:
