@@ -25,6 +25,8 @@ MODULES = ["pfedla", *(found.name for found in pkgutil.walk_packages(pfedla.__pa
 def module(name: str) -> ModuleType:
     if name == "pfedla.ray":
         pytest.importorskip("ray")
+    if name.startswith("pfedla.flower"):
+        pytest.importorskip("flwr")
     return importlib.import_module(name)
 
 
@@ -178,9 +180,10 @@ def test_imports_have_no_circles_and_none_goes_through_the_face() -> None:
     assert [name for name, others in found.items() if "" in others] == []
 
 
-def test_only_the_cluster_is_imported_late() -> None:
-    assert set().union(*graph(lazy=True).values()) == {"ray"}
+def test_only_the_cluster_and_the_sites_are_imported_late() -> None:
+    assert set().union(*graph(lazy=True).values()) == {"ray", "flower.project"}
     assert not any("ray" in others for others in graph().values())
+    assert not any("flower" in others for name, others in by_folder(graph()).items() if name != "flower")
 
 
 def test_contributing_shows_the_imports_as_they_are() -> None:

@@ -253,6 +253,8 @@ class Device:
 class WireFleet:
     """A fleet of devices that are asked in random order, one at a time; every message is encoded and decoded."""
 
+    forgot: Collection[int] = ()
+
     def __init__(self, made: Setting, clients: dict[int, ClientData], lost: tuple[int, ...] = ()) -> None:
         self.names = made.spec.names
         self.lost = lost  # who never answers

@@ -84,6 +84,13 @@ class Algorithm(Settings, ABC, Generic[State]):
         the clients unpacked it.
         """
 
+    def known(self, state: State, ids: Tensor) -> Layers:  # noqa: ARG002
+        """Return what the server knows of the models that these clients keep, for those that lost theirs.
+
+        By default nothing: what such a client is not sent, it begins anew.
+        """
+        return {}
+
     def diagnostics(self, state: State) -> dict[str, Tensor]:  # noqa: ARG002
         """Return diagnostics to be recorded over the rounds, by name; weights are `alpha`."""
         return {}

@@ -31,6 +31,7 @@ from pfedla.config import Experiment, Tables, algorithm_name, merge, parse_assig
 from pfedla.data.datasets import DATASETS, load_dataset
 from pfedla.data.splits import SPLITS, Groups
 from pfedla.demo import DEMO, DEMO_METHODS
+from pfedla.deploy import deploy
 from pfedla.errors import ConfigError, PfedlaError
 from pfedla.experiment import ROUNDS, experiment_of, federation_of, run_experiment
 from pfedla.experiment import resume as resume_run
@@ -154,6 +155,9 @@ def _version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
 def cli() -> None:
     """Personalized federated learning with layer-wise aggregation (pFedLA)."""
     kernels.level()  # or say now what is wrong with it
+
+
+cli.add_command(deploy)
 
 
 @cli.command()

@@ -21,9 +21,9 @@ from pfedla.algorithm import Algorithm
 from pfedla.client import Setting
 from pfedla.codec import Codec
 from pfedla.config import Experiment, Machine, algorithm_name, read_tables
-from pfedla.data.federation import Clients, Data, Federation, federate, named, own_data
+from pfedla.data.federation import FEW, Clients, Data, Federation, federate, named, own_data
 from pfedla.errors import ConfigError, RunError
-from pfedla.fleet import SimulatedFleet
+from pfedla.fleet import Fleet, SimulatedFleet
 from pfedla.layers import Groups, Layers, LayerSpec
 from pfedla.models import Model, check_model, make_model, model_name, seeded
 from pfedla.objective import Classification, Objective
@@ -37,7 +37,19 @@ from pfedla.storage import mapped
 from pfedla.training import Training
 from pfedla.version import __version__, commit
 
-__all__ = ["experiment_of", "federation_of", "load", "prepare", "resume", "run", "run_experiment"]
+__all__ = [
+    "PYTHON",
+    "assemble",
+    "experiment_of",
+    "federation_of",
+    "load",
+    "open_run",
+    "prepare",
+    "resume",
+    "run",
+    "run_experiment",
+    "run_on",
+]
 
 ROUNDS = "schedule.rounds"
 PYTHON = "python"  # the model of a run whose model and data came from Python
@@ -260,19 +272,29 @@ def _first_model(model: Callable[[], nn.Module] | nn.Module, seed: int) -> nn.Mo
     return seeded((lambda: copy.deepcopy(model)) if isinstance(model, nn.Module) else model, seed)
 
 
+def assemble(experiment: Experiment, model: Callable[[], nn.Module]) -> Setting:
+    """Put together what is fixed for a run, where there is no data yet: on a server, or at a site."""
+    template = _first_model(model, experiment.schedule.seed)
+    return _assemble(experiment, template, LayerSpec.of(template, experiment.model.layers))
+
+
 def _setting(experiment: Experiment, template: nn.Module, spec: LayerSpec, federation: Federation) -> Setting:
     """Put together what is fixed for a run; refuse what does not fit the data, the method or the machine."""
-    device, schedule = experiment.machine.device, experiment.schedule
+    _pool_of(experiment.machine)
+    setting = _assemble(experiment, template, spec, federation.names)
+    check_model(template, experiment.objective, federation.data, federation.names)
+    participants(experiment.schedule, 0, len(federation.data))
+    return setting
+
+
+def _assemble(experiment: Experiment, template: nn.Module, spec: LayerSpec, names: Sequence[str] = ()) -> Setting:
+    device, seed = experiment.machine.device, experiment.schedule.seed
     try:
         float(torch.ones(1, device=device))
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ConfigError(f"machine.device = {device!r} is not available: {str(error).partition('.')[0]}") from None
-    _pool_of(experiment.machine)
-    algorithm, objective, names = experiment.algorithm.for_model(spec), experiment.objective, federation.names
-    check_model(template, objective, federation.data, names)
-    participants(schedule, 0, len(federation.data))
-    training, seed = experiment.training, schedule.seed
-    return Setting(template, spec, algorithm, training, seed, device, objective, experiment.codec, names)
+    algorithm, training, objective = experiment.algorithm.for_model(spec), experiment.training, experiment.objective
+    return Setting(template, spec, algorithm, training, seed, device, objective, experiment.codec, tuple(names))
 
 
 def _pool_of(machine: Machine) -> Callable[..., Pool]:
@@ -382,6 +404,52 @@ def _holdings(counts: np.ndarray) -> list[dict[str, list[int]]]:
     return [{str(c): row[c].tolist() for c in np.flatnonzero(row.any(1)).tolist()} for row in counts]
 
 
+def open_run(
+    experiment: Experiment, names: Sequence[str], examples: Sequence[int], out: Path | str, *, resume: bool = False
+) -> RunRecord:
+    """Open the record of a run whose clients, known by name and number of examples, have their data elsewhere."""
+    facts = {
+        "version": __version__,
+        "commit": commit(),
+        "model": PYTHON,
+        "layers": experiment.model.layers,
+        "names": list(names),
+        "shape": [],
+        "outputs": 0,
+        "classes": [],
+        "groups": None,
+        "samples": [[count, 0] for count in examples],
+        "settings": json.loads(_settings(experiment)),
+        "data": "",  # it lies with the clients
+        "fingerprint": _fingerprint(experiment, ""),
+    }
+    if not resume:
+        return RunRecord.create(out, experiment.toml(), facts)
+    known = RunRecord.unfinished(out).facts()
+    _refuse_changes(out, known, experiment, "the deployment")
+    if known.get("names") != facts["names"]:
+        raise RunError(f"the run in {out} was started with other clients: {', '.join(known.get('names', []))}")
+    return RunRecord.resume(out)
+
+
+def run_on(
+    fleet: Fleet, setting: Setting, experiment: Experiment, record: RunRecord, watch: Watch | None = None
+) -> Result:
+    """Run all rounds on clients that are elsewhere, with a checkpoint after each, and write the results."""
+    facts = record.facts()
+    names, samples = facts["names"], facts["samples"]
+    try:
+        outcome = run_rounds(setting, fleet, len(names), experiment.schedule, record, watch, checkpoint_every=0)
+        result = _result(setting, experiment, names, samples, outcome)
+        record.finish(result, resumable=True)
+    except BaseException as error:
+        record.fail(error)
+        raise
+    finally:
+        fleet.close()
+    return result
+
+
 def _run(
     setting: Setting, experiment: Experiment, federation: Federation, record: RunRecord | None, watch: Watch | None
 ) -> Result:
@@ -403,7 +471,8 @@ def _run(
             experiment = replace(experiment, schedule=replace(schedule, rounds=ended))
             if record:
                 record.reconfigure(experiment.toml(), settings=json.loads(_settings(experiment)))
-        result = _result(setting, experiment, federation, outcome)
+        samples = [[len(part) for part in own] for own in federation.data.values()]
+        result = _result(setting, experiment, federation.names, samples, outcome, federation.scored_on)
         if record:
             record.finish(result, resumable=machine.checkpoints)
     except BaseException as error:
@@ -413,29 +482,37 @@ def _run(
     return result
 
 
-def _result(setting: Setting, experiment: Experiment, federation: Federation, outcome: Outcome) -> Result:
+def _result(
+    setting: Setting,
+    experiment: Experiment,
+    names: Sequence[str],
+    samples: Sequence[Sequence[int]],  # each client's: to train on, to be scored on; 0 if that is not known
+    outcome: Outcome,
+    scored_on: str = "test",
+) -> Result:
     """Sum a run up. The headline is the last round; the best round stands beside it as what it is."""
     history, ledger, objective = outcome.history, outcome.ledger, experiment.objective
     headline = f"{objective.headline}_mean"
     known = [record for record in history if record[headline] is not None]
     pick = max if objective.higher_is_better else min
     best = pick(known, key=lambda record: record[headline]) if known else {"round": None, headline: None}
-    examples = np.array([len(samples.train) for samples in federation.data.values()])
-    passes = int(examples[ledger.arrays()["client"]].sum()) * setting.training.local_epochs
+    passes = (
+        int(np.array([train for train, _ in samples])[ledger.arrays()["client"]].sum()) * setting.training.local_epochs
+    )
     beside = ("round", "bytes_down", "bytes_up", "seconds", "clients", "missing")
     summary = {
         "algorithm": algorithm_name(experiment.algorithm),
         "dataset": "own data" if experiment.model.name == PYTHON else experiment.data.name,
-        "clients": len(federation.data),
+        "clients": len(names),
         "rounds": experiment.schedule.rounds,
         "seed": experiment.schedule.seed,
-        "scored_on": federation.scored_on,
+        "scored_on": scored_on,
         "headline": objective.headline,
         "higher_is_better": objective.higher_is_better,
         "percent": objective.percent,
         **{key: figure for key, figure in history[-1].items() if key not in beside},
-        f"{objective.headline}_weighted": _weighted(history[-1]["clients"].get(objective.headline, []), federation),
-        "few_test_samples": len(federation.few),
+        f"{objective.headline}_weighted": _weighted(history[-1]["clients"].get(objective.headline, []), samples),
+        "few_test_samples": sum(0 < test < FEW for _, test in samples),
         "best_round": best["round"],
         f"best_round_{headline}": best[headline],
         "bytes_down": ledger.down,
@@ -449,13 +526,13 @@ def _result(setting: Setting, experiment: Experiment, federation: Federation, ou
         "settings": json.loads(_settings(experiment)),
         "compiled_loop": kernels.level(),
     }
-    personalized, names = outcome.personalized, federation.names
     template, spec = setting.template, setting.spec
-    return Result(summary, history, outcome.diagnostics, ledger, names, template, spec, partial(dict, personalized))
+    models: Callable[[], Layers] = partial(dict, outcome.personalized)
+    return Result(summary, history, outcome.diagnostics, ledger, tuple(names), template, spec, models)
 
 
-def _weighted(values: list[float | None], federation: Federation) -> float | None:
+def _weighted(values: list[float | None], samples: Sequence[Sequence[int]]) -> float | None:
     """Return the mean over clients weighted by the samples they are scored on; None if nobody has a value."""
-    known = [(value, len(federation.data[i].test)) for i, value in enumerate(values) if value is not None]
-    total = sum(samples for _, samples in known)
-    return sum(value * samples for value, samples in known) / total if total else None
+    known = [(value, test) for value, (_, test) in zip(values, samples, strict=False) if value is not None]
+    total = sum(test for _, test in known)
+    return sum(value * test for value, test in known) / total if total else None

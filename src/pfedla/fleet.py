@@ -38,6 +38,10 @@ class Fleet(Protocol):
     `sent` is a packed payload with one row for each client of `ids`; answers are packed, too.
     """
 
+    @property
+    def forgot(self) -> Collection[int]:
+        """The clients that have lost what they kept: they are sent whatever the server knows of it."""
+
     def train(self, ids: Sequence[int], sent: Payload, t: int) -> Answers[Payload]:
         """Have clients train in round `t`; return one row from each that answered."""
 
@@ -72,6 +76,8 @@ class SimulatedFleet:
     pool
         Who plays them. It is closed with the fleet.
     """
+
+    forgot: Collection[int] = ()
 
     def __init__(self, setting: Setting, data: Mapping[int, ClientData], pool: Pool) -> None:
         keep_freed_memory()  # of the server's part of a round, and of clients in this process

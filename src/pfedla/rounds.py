@@ -221,7 +221,7 @@ def run_round(algorithm: Algorithm[Any], server: Server, fleet: Fleet, ids: Sequ
     Ctrl-C before the clients have answered leaves everything as it was; after that it waits for the update.
     """
     t, coding = server.t + 1, server.coding
-    sent = coding.pack(algorithm.download(server.state, torch.tensor(ids)), "down", ids, t)
+    sent = coding.pack(_download(algorithm, server.state, fleet, ids), "down", ids, t)
     answers = fleet.train(ids, sent, t)
     with uninterrupted():
         answered, refused = server.inspector.inspect(algorithm, answers.by_client, coding)
@@ -237,11 +237,22 @@ def run_round(algorithm: Algorithm[Any], server: Server, fleet: Fleet, ids: Sequ
     return {**answers.missing, **{client: f"its upload was refused: {why}" for client, why in refused.items()}}
 
 
+def _download(algorithm: Algorithm[Any], state: Any, fleet: Fleet, ids: Sequence[int]) -> Payload:
+    """Return what these clients are sent; one that lost what it kept also gets what the server knows of it."""
+    sent = algorithm.download(state, torch.tensor(ids))
+    forgot = torch.tensor([client in fleet.forgot for client in ids])
+    if not forgot.any() or not (known := algorithm.known(state, torch.tensor(ids))):
+        return sent
+    told = torch.tensor([name in known for name in sent.names])
+    layers = sent.fill(known)
+    return Payload.of(sent.layers | layers, sent.sent | (forgot[:, None] & told), sent.names, **sent.values)
+
+
 def evaluate(
     algorithm: Algorithm[Any], state: Any, fleet: Fleet, n: int, t: int, coding: Coding = AS_IT_IS
 ) -> Evaluated:
     """Score all clients' models as the server would send them now; nothing changes."""
-    found = _ask(fleet.evaluate, algorithm, state, n, t, coding)
+    found = _ask(fleet, fleet.evaluate, algorithm, state, n, t, coding)
     metrics = dict.fromkeys(metric for scores in found.by_client.values() for metric in scores.personalized)
 
     def gather(which: int) -> Scores:
@@ -252,7 +263,13 @@ def evaluate(
 
 
 def _ask(
-    ask: Callable[..., Answers[Any]], algorithm: Algorithm[Any], state: Any, n: int, t: int, coding: Coding
+    fleet: Fleet,
+    ask: Callable[..., Answers[Any]],
+    algorithm: Algorithm[Any],
+    state: Any,
+    n: int,
+    t: int,
+    coding: Coding,
 ) -> Answers[Any]:
     """Ask all clients for something, a chunk at a time, so that what is sent at once stays small.
 
@@ -261,7 +278,7 @@ def _ask(
     everybody = Answers[Any]({}, {})
     for start in range(0, n, CHUNK):
         ids = range(start, min(start + CHUNK, n))
-        found = ask(ids, coding.pack(algorithm.download(state, torch.tensor(ids)), "down", ids, t + 1), t)
+        found = ask(ids, coding.pack(_download(algorithm, state, fleet, ids), "down", ids, t + 1), t)
         everybody.by_client.update(found.by_client)
         everybody.missing.update(found.missing)
         let_go()
@@ -281,7 +298,7 @@ def _personalized(setting: Setting, server: Server, fleet: Fleet, n: int) -> Lay
                 personalized[key][client] = row[0]
         return Answers({}, found.missing)
 
-    for client, why in _ask(place, setting.algorithm, server.state, n, server.t, server.coding).missing.items():
+    for client, why in _ask(fleet, place, setting.algorithm, server.state, n, server.t, server.coding).missing.items():
         log.warning("%s did not send its personalized model: %s", setting.called(client), why)
         for rows in personalized.values():
             rows[client] = torch.nan if rows.is_floating_point() else 0

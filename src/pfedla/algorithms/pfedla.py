@@ -189,6 +189,10 @@ class PFedLA(Hypernetworks[Clients]):
         """Take the clients' changes."""
         return self.step(state, ids, got, upload)
 
+    def known(self, state: Clients, ids: Tensor) -> Layers:
+        """Return θ_i, the models that these clients trained last."""
+        return {key: rows[ids] for key, rows in state.theta.items()}
+
     def diagnostics(self, state: Clients) -> dict[str, Tensor]:
         """Return the aggregation weights of all clients, α `(N, L, N)`, and which layers stay at them, `(N, L)`."""
         alpha = hypernetwork(state.body.value, state.heads.value)

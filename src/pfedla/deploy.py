@@ -1,0 +1,55 @@
+"""`pfedla deploy`: write a deployment over Flower, and check it before anybody connects."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import ModuleType
+
+import click
+from rich.console import Console
+
+from pfedla.errors import ConfigError
+
+__all__ = ["deploy"]
+
+_folder = click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
+
+
+@click.group()
+def deploy() -> None:
+    """Out of the simulator: sites with their own data, over Flower (extra `flower`)."""
+
+
+@deploy.command("init")
+@_folder
+@click.option("--sites", default="north,east,south,west", show_default=True, help="The sites' names.")
+@click.option("--address", default="127.0.0.1", show_default=True, help="Where sites reach the server.")
+@click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True, help="The server's port.")
+@click.option("--insecure", is_flag=True, help="No TLS and no keys: for a trial on one machine alone.")
+def deploy_init(folder: Path, sites: str, address: str, port: int, insecure: bool) -> None:
+    """Write a ready deployment with an example, certificates and keys for a trial, and all commands."""
+    _flower().init(folder, [name for name in re.split(r"[,\s]+", sites) if name], address, port, insecure=insecure)
+    _say(f"{folder}/README.md has the commands for the server and for every site.")
+    if not insecure:
+        _say("The certificates and keys are for a trial: made on this machine, their authority's key beside them.")
+
+
+@deploy.command("check")
+@_folder
+def deploy_check(folder: Path) -> None:
+    """Try a deployment offline: imports, layers, shapes, data, and a round of one epoch."""
+    for line in _flower().check(folder):
+        _say(line)
+
+
+def _flower() -> ModuleType:
+    try:
+        from pfedla.flower import project
+    except ImportError as error:
+        raise ConfigError(str(error)) from None
+    return project
+
+
+def _say(text: str) -> None:
+    Console().print(text, markup=False, highlight=False, soft_wrap=True)

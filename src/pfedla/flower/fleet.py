@@ -1,0 +1,166 @@
+"""A fleet of sites: one message to each, with its own row of the payload and nothing of the others'."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeVar
+
+import torch
+from flwr.app import Message, RecordDict
+from safetensors import SafetensorError
+from safetensors.torch import load as from_safetensors
+from torch import Tensor
+
+from pfedla.client import Evaluation
+from pfedla.errors import RunError
+from pfedla.fleet import Answers
+from pfedla.flower.messages import KEPT, KINDS, Order, evaluation, exchange, field, job, payload
+from pfedla.flower.roster import Roster
+from pfedla.layers import Layers, LayerSpec
+from pfedla.wire import Payload, decode, encode
+
+__all__ = ["FlowerFleet"]
+
+log = logging.getLogger("pfedla")
+
+T = TypeVar("T")
+
+
+class FlowerFleet:
+    """Sites that are reached through Flower. What they keep lies with them; here stands which version of it counts.
+
+    Parameters
+    ----------
+    roster
+        Who is who.
+    spec
+        The model's layers.
+    run
+        The run's id: sites keep what they train under it.
+    timeout
+        Seconds that a site may take for one message.
+    fewest
+        Answers without which a round is repeated.
+    tries
+        How often a round is tried before the run stops.
+    models
+        Sites send their personalized models at the end; without, they keep them to themselves.
+    """
+
+    def __init__(
+        self,
+        roster: Roster,
+        spec: LayerSpec,
+        run: str,
+        *,
+        timeout: float = 600.0,
+        fewest: int = 1,
+        tries: int = 3,
+        models: bool = True,
+    ) -> None:
+        self._roster, self._spec, self._run = roster, spec, run
+        self._timeout, self._fewest, self._tries, self._models = timeout, fewest, tries, models
+        self.versions = torch.zeros(len(roster.sites), dtype=torch.int64)  # the round of each site's last taken answer
+        self.forgot: set[int] = set()  # the sites that do not have that version any more
+        self._staged: dict[int, int] = {}
+
+    def train(self, ids: Sequence[int], sent: Payload, t: int) -> Answers[Payload]:
+        """Have sites train; those that did not answer are asked again as long as too few have."""
+        answers, missing, asked, fewest = dict[int, Payload](), dict[int, str](), list(ids), min(self._fewest, len(ids))
+        for attempt in range(1, self._tries + 1):
+            found = self._ask("train", asked, sent.rows([ids.index(client) for client in asked]), t, self._upload)
+            answers |= found.by_client
+            missing = {client: why for client, why in (missing | found.missing).items() if client not in answers}
+            if len(answers) >= fewest:
+                self._staged = dict.fromkeys(answers, t)
+                return Answers(dict(sorted(answers.items())), dict(sorted(missing.items())))
+            reasons = "; ".join(f"{self._roster.sites[client]}: {why}" for client, why in sorted(missing.items()))
+            text = f"round {t}: only {len(answers)} of {len(ids)} sites answered, deploy.fewest is {fewest} ({reasons})"
+            log.warning("%s; try %d of %d", text, attempt, self._tries)
+            asked = [client for client in missing if client not in self.forgot]  # these cannot use what is sent now
+            self._roster.wait(asked, self._timeout)
+        raise RunError(f"{text}. The run's state is saved: it can be resumed")
+
+    def commit(self, clients: Collection[int] | None = None) -> None:
+        """Note whose answers were taken; the sites are told with the next message."""
+        for client, t in self._staged.items():
+            if clients is None or client in clients:
+                self.versions[client] = t
+                self.forgot.discard(client)
+        self._staged = {}
+
+    def evaluate(self, ids: Sequence[int], sent: Payload, t: int) -> Answers[Evaluation]:
+        """Have sites score their models on their test data."""
+        return self._ask("evaluate", ids, sent, t, evaluation)
+
+    def personalize(self, ids: Sequence[int], sent: Payload, t: int) -> Answers[Layers]:
+        """Return sites' personalized models; each site writes its own to its disk, too."""
+        return self._ask("personalize", ids, sent, t, self._model)
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """Return which versions count."""
+        return {"versions": self.versions}
+
+    def restore(self, snapshot: Mapping[str, Tensor]) -> None:
+        """Go back to these versions, and ask the sites whether they still have them."""
+        self.versions, self._staged = snapshot["versions"], {}
+        here = self._roster.look()
+        asked = [c for c, node in self._roster.nodes.items() if node in here and self.versions[c]]
+        messages = {client: self._message(KEPT, client, 0, b"") for client in asked}
+        for client, reply in exchange(self._roster.grid, messages, self._timeout).items():
+            if isinstance(reply, Message):
+                self._read(client, reply, lambda _: None)
+
+    def close(self) -> None:
+        """Nothing ends: the sites are their owners'."""
+
+    def _ask(self, kind: str, ids: Sequence[int], sent: Payload, t: int, read: Callable[[RecordDict], T]) -> Answers[T]:
+        """Send each site its row; return what was read from the replies, and why there is nothing from others."""
+        here = self._roster.look()
+        missing = {client: "it is not connected" for client in ids if self._roster.nodes.get(client) not in here}
+        messages = {
+            client: self._message(KINDS[kind], client, t, encode(sent.rows([row])))
+            for row, client in enumerate(ids)
+            if client not in missing
+        }
+        answers: dict[int, T] = {}
+        for client, reply in sorted(exchange(self._roster.grid, messages, self._timeout).items()):
+            found = reply if isinstance(reply, str) else self._read(client, reply, read)
+            if isinstance(found, str):
+                missing[client] = found
+            else:
+                answers[client] = found
+        return Answers(answers, dict(sorted(missing.items())))
+
+    def _message(self, kind: str, client: int, t: int, message: bytes) -> Message:
+        version = 0 if client in self.forgot else int(self.versions[client])
+        content = job(Order(self._run, client, t, version), message)
+        return Message(content, self._roster.nodes[client], kind, ttl=self._timeout)
+
+    def _read(self, client: int, reply: Message, read: Callable[[RecordDict], T]) -> T | str:
+        """Return what a reply holds, or what is wrong with it."""
+        try:
+            if fault := field(reply.content, "fault", str):
+                if field(reply.content, "lost", bool):
+                    self.forgot.add(client)
+                return fault[:500]
+            return read(reply.content)
+        except Exception as error:  # whatever a stranger sent
+            return f"its answer cannot be read: {error}"
+
+    def _upload(self, content: RecordDict) -> Payload:
+        return decode(payload(content), self._spec.names)
+
+    def _model(self, content: RecordDict) -> Layers:
+        """Return a model, empty if sites keep theirs to themselves; refuse one that is not this one."""
+        if not self._models:
+            return {}
+        try:
+            found: Layers = from_safetensors(payload(content))
+        except SafetensorError as error:
+            raise ValueError(f"it is no model: {error}") from None
+        for key, slots in self._spec.slots.items():
+            if key not in found or found[key].shape != (1, slots[-1].stop):
+                raise ValueError(f"{key} is missing or of another shape")
+        return {key: found[key] for key in self._spec.slots}

@@ -1,0 +1,159 @@
+"""Messages as records of Flower: arrays and scalars, and nothing else.
+
+A payload travels as the very bytes that `pfedla.wire.encode` makes of it, in one array. What comes from the other side
+is taken apart here, and whatever is wrong with it is a `ValueError`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import httpx
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+
+from pfedla.client import Evaluation
+from pfedla.errors import RunError
+
+__all__ = [
+    "CALL",
+    "KEPT",
+    "KINDS",
+    "Order",
+    "answer",
+    "evaluation",
+    "exchange",
+    "field",
+    "job",
+    "metrics",
+    "order",
+    "packed",
+    "patiently",
+    "payload",
+]
+
+KINDS = {"train": "train", "evaluate": "evaluate", "personalize": "query.personalize"}  # job -> type of its message
+CALL = "query.call"  # asks a site who it is
+KEPT = "query.kept"  # asks it whether it still has the version that the server names
+JOB, PAYLOAD, ANSWER = "job", "payload", "answer"
+POLL = 0.5  # seconds between two looks for replies
+PAUSES = (0.5, 1, 2, 4, 8, 16)  # seconds between tries to reach the SuperLink
+
+log = logging.getLogger("pfedla")
+T = TypeVar("T", bool, int, str)
+Found = TypeVar("Found")
+
+
+class Order(NamedTuple):
+    """What the server tells a site beside the payload."""
+
+    run: str  # the run's id
+    client: int  # the site's row
+    t: int
+    version: int  # the round whose training the server takes the site to keep; 0 if there is none
+
+
+def job(order: Order, message: bytes) -> RecordDict:
+    """Return a job for one site."""
+    return RecordDict({JOB: ConfigRecord(order._asdict()), **packed(message)})
+
+
+def order(content: RecordDict) -> Order:
+    """Return what a job says."""
+    numbers = (field(content, name, int, JOB) for name in ("client", "t", "version"))
+    return Order(field(content, "run", str, JOB), *numbers)
+
+
+def packed(message: bytes) -> dict[str, ArrayRecord]:
+    """Return bytes as a record: one array."""
+    return {PAYLOAD: ArrayRecord({PAYLOAD: Array("uint8", (len(message),), "safetensors", message)})}
+
+
+def payload(content: RecordDict) -> bytes:
+    """Return the bytes of a message's array."""
+    record = content.get(PAYLOAD)
+    if not isinstance(record, ArrayRecord) or PAYLOAD not in record:
+        raise ValueError("the message holds no payload")
+    data: bytes = record[PAYLOAD].data
+    return data
+
+
+def answer(records: Mapping[str, Any] | None = None, **fields: bool | int | str) -> RecordDict:
+    """Return a site's answer; a `fault` among its fields says why it is none."""
+    return RecordDict({ANSWER: ConfigRecord({"fault": "", **fields}), **(records or {})})
+
+
+def field(content: RecordDict, name: str, kind: type[T], record: str = ANSWER) -> T:
+    """Return a field of a record."""
+    found = content.get(record)
+    value = found.get(name) if isinstance(found, ConfigRecord) else None
+    if not isinstance(value, kind):
+        raise ValueError(f"the message's {name} is missing or no {kind.__name__}")
+    return value
+
+
+def metrics(found: Evaluation) -> dict[str, MetricRecord]:
+    """Return a site's scores as records."""
+    return {name: MetricRecord(dict(values)) for name, values in found._asdict().items()}
+
+
+def evaluation(content: RecordDict) -> Evaluation:
+    """Return the scores of an answer."""
+    parts: list[dict[str, float]] = []
+    for name in Evaluation._fields:
+        record = content.get(name)
+        if not isinstance(record, MetricRecord):
+            raise ValueError(f"the message holds no {name} scores")
+        values = {str(metric): value for metric, value in record.items()}
+        parts.append({metric: float(x) if isinstance(x, int | float) else math.nan for metric, x in values.items()})
+    return Evaluation(*parts)
+
+
+def exchange(grid: Grid, messages: Mapping[int, Message], timeout: float) -> dict[int, Message | str]:
+    """Send messages and wait for the replies; for who does not reply in time, or cannot, return why."""
+    replies: dict[int, Message | str] = {}
+    waiting: dict[str, int] = {}
+    for key, message in messages.items():  # one at a time: together they may exceed what one request can carry
+        (sent,) = patiently(grid.push_messages, [message]) or [None]
+        if sent:
+            waiting[sent] = key
+        else:
+            replies[key] = "the message could not be sent"
+    end = time.monotonic() + timeout
+    while waiting:
+        for reply in patiently(grid.pull_messages, list(waiting)):
+            metadata = reply.metadata
+            if metadata.reply_to_message_id not in waiting:
+                continue
+            key = waiting.pop(metadata.reply_to_message_id)
+            if reply.has_error():
+                replies[key] = f"Flower says: {reply.error.reason or reply.error.code}"
+            elif metadata.src_node_id != messages[key].metadata.dst_node_id:
+                replies[key] = "somebody else answered"
+            else:
+                replies[key] = reply
+        if time.monotonic() >= end:
+            break
+        if waiting:
+            time.sleep(POLL)
+    return replies | dict.fromkeys(waiting.values(), f"no answer within {timeout:g} seconds")
+
+
+def patiently(call: Callable[..., Found], *arguments: Any) -> Found:
+    """Ask the SuperLink for something; one that is busy or restarts is asked again for half a minute."""
+    for pause in PAUSES:
+        try:
+            return call(*arguments)
+        except httpx.HTTPError as error:
+            log.warning("the SuperLink does not answer (%s): it is asked again", type(error).__name__)
+            time.sleep(pause)
+    try:
+        return call(*arguments)
+    except httpx.HTTPError as error:
+        raise RunError(
+            f"the SuperLink does not answer: {error}. The run's state is saved: it can be resumed"
+        ) from error

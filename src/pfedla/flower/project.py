@@ -1,0 +1,292 @@
+"""A deployment's folder: written ready to run, and checked before anybody connects.
+
+======================  =====================================================================================
+README.md               the exact commands, for the server and for every site
+app/                    the Flower app, which Flower carries to every site: `pfedla.toml`, `site_code.py`
+server/                 certificates, Flower's configuration; later its database and the run's folder
+sites/NAME/             what goes to a site: its key, the authority's certificate; later what it keeps
+======================  =====================================================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from string import Template
+
+import numpy as np
+import tomli_w
+
+from pfedla.client import Setting
+from pfedla.data.datasets import load_dataset
+from pfedla.errors import ConfigError, DataError, PfedlaError, RunError
+from pfedla.fleet import SimulatedFleet
+from pfedla.flower.certificates import write_certificates, write_key
+from pfedla.flower.deployment import CONFIG, Deploy, Deployment
+from pfedla.ledger import Ledger
+from pfedla.models import check_model
+from pfedla.pool import local_pool
+from pfedla.randomness import stream
+from pfedla.rounds import Server, participants, run_round
+from pfedla.training import ClientData
+from pfedla.version import __version__
+
+__all__ = ["check", "init"]
+
+EXAMPLE, KINDS = "fashion-mnist-10k", 4  # the example's data set; a site holds so many of its classes
+IMAGES = 100  # of a site
+NODE_PORT = 9094  # of the first site's SuperNode, open to its own machine alone
+
+APP = '''"""The Flower app: pfedla does the rest. Settings are in pfedla.toml, your model and data in site_code.py."""
+
+from pathlib import Path
+
+from pfedla.flower import client_app, server_app
+
+HERE = Path(__file__).parent
+server = server_app(HERE)
+client = client_app(HERE)
+'''
+
+PROJECT = """[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "pfedla-deployment"
+version = "1.0.0"
+description = "A personalized model for each site"
+license = "Apache-2.0"
+dependencies = []  # pfedla[flower] is installed everywhere before
+
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+
+[tool.flwr.app]
+publisher = "pfedla"
+
+[tool.flwr.app.components]
+serverapp = "app:server"
+clientapp = "app:client"
+
+[tool.flwr.app.config]
+out = "run"  # the run's folder, seen from where the SuperLink was started
+resume = false
+"""
+
+CODE = '''"""What every site brings: the model, the same everywhere, and its own data, which never leaves it."""
+
+import numpy as np
+from torch import nn
+
+
+def model():
+    """Return the common model; the server builds it, too."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def data(site):
+    """Return this site's samples, (x, y) or (x, y, x_test, y_test); called at the site alone, in its own folder."""
+    with np.load("data.npz") as file:
+        return file["x"], file["y"]
+'''
+
+
+def init(folder: Path, sites: Sequence[str], address: str, port: int, *, insecure: bool = False) -> None:
+    """Write a deployment with an example in it.
+
+    Parameters
+    ----------
+    folder
+        A new folder.
+    sites
+        The sites' names.
+    address, port
+        Where sites reach the server.
+    insecure
+        No certificates and no keys: for a trial on one machine.
+    """
+    if insecure and address not in ("localhost", "127.0.0.1"):
+        raise ConfigError(f"without TLS and keys the server's address must be this machine's own, not {address!r}")
+    deploy = Deploy(sites=tuple(sites), fewest=max(1, (len(sites) + 1) // 2), registered=not insecure)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RunError(f"{folder} is there already: choose a new folder")
+    tables = {
+        "deploy": {"sites": list(deploy.sites), "code": deploy.code, "fewest": deploy.fewest}
+        | {"registered": deploy.registered, "timeout": deploy.timeout},
+        "algorithm": {"name": "pfedla"},
+        "schedule": {"rounds": 10, "eval_every": 5, "seed": 0},
+        "training": {"local_epochs": 5, "batch_size": 32, "lr": 0.05},
+    }
+    connection: dict[str, object] = {"address": f"{address}:{port}"}
+    authority = str((folder / "server" / "ca.crt").resolve())  # Flower asks for the whole path
+    connection |= {"insecure": True} if insecure else {"root-certificates": authority}
+    try:
+        for part in ("app", "server/flwr", *(f"sites/{site}" for site in sites)):
+            (folder / part).mkdir(parents=True)
+        texts = {
+            f"app/{CONFIG}": tomli_w.dumps(tables),
+            "app/app.py": APP,
+            f"app/{deploy.code}": CODE,
+            "app/pyproject.toml": PROJECT,
+            "server/flwr/config.toml": tomli_w.dumps({"superlink": {"default": "sites", "sites": connection}}),
+            "README.md": _readme(deploy.sites, address, port, insecure=insecure),
+            ".gitignore": "server/*.key\nserver/superlink.db*\nsites/*/key\n",
+        }
+        for name, text in texts.items():
+            (folder / name).write_text(text)
+        if not insecure:
+            write_certificates(folder / "server", address)
+        for number, site in enumerate(sites):
+            if not insecure:
+                write_key(folder / "sites" / site / "key")
+                (folder / "sites" / site / "ca.crt").write_bytes((folder / "server" / "ca.crt").read_bytes())
+            _example(folder / "sites" / site / "data.npz", number)
+    except OSError as error:
+        raise RunError(f"cannot write to {folder}: {error.strerror}") from error
+
+
+def _readme(sites: Sequence[str], address: str, port: int, *, insecure: bool) -> str:
+    """Return the commands, as they are to be given."""
+    if insecure:
+        note = (
+            "**Without TLS and keys: anybody on this machine can read along and pretend to be a site. For a trial on "
+            "one machine, and for nothing else.**"
+        )
+        superlink, node, register = "--insecure", "--insecure", ""
+    else:
+        note = (
+            "**The certificates and keys here were made for a trial, valid for 90 days, and the authority's key "
+            "(`server/ca.key`) lies unprotected beside them. For data that matter, have your own authority sign the "
+            "server's certificate, let every site make its own key (`ssh-keygen -t ecdsa -b 384 -f key`) and send you "
+            "`key.pub` alone.**"
+        )
+        superlink = (
+            "--ssl-ca-certfile ca.crt --ssl-certfile server.pem --ssl-keyfile server.key --enable-supernode-auth"
+        )
+        node = "--root-certificates ca.crt --auth-supernode-private-key key"
+        keys = "\n".join(f"flwr supernode register ../sites/{site}/key.pub sites --name {site}" for site in sites)
+        register = f"Once, tell the server who may come, and under which name:\n\n```\n{keys}\n```\n"
+    every = "\n".join(
+        SITE.substitute(site=site, address=address, port=port, node=node, own=NODE_PORT + number)
+        for number, site in enumerate(sites)
+    )
+    host = "127.0.0.1" if insecure else "0.0.0.0"  # noqa: S104 (it is what a server listens on)
+    return README.substitute(
+        note=note, superlink=superlink, host=host, port=port, register=register, every=every, version=__version__
+    )
+
+
+README = Template("""# A personalized model for each site
+
+$note
+
+Every machine needs `pip install 'pfedla[flower]'` (this was written by version $version); `app/` is carried to the
+sites by Flower. Put your model and the way to your data into `app/site_code.py`, your settings into
+`app/pfedla.toml`, and see whether all fits:
+
+```
+pfedla deploy check .
+```
+
+## The server
+
+In `server/`, in a terminal of its own:
+
+```
+export FLWR_HOME="$$PWD/flwr" FLWR_TELEMETRY_ENABLED=0
+flower-superlink $superlink --host $host --port $port --database superlink.db --disable-runtime-dependency-installation
+```
+
+In a second terminal, in `server/`, too:
+
+```
+export FLWR_HOME="$$PWD/flwr" FLWR_TELEMETRY_ENABLED=0
+```
+
+$register
+When the sites are there, start the run; its folder is `server/run`:
+
+```
+flwr run ../app sites --stream
+```
+
+After a crash of the server, start the SuperLink as before, and resume the run from its latest complete round:
+
+```
+flwr run ../app sites --stream --run-config resume=true
+```
+
+## The sites
+
+Copy `sites/NAME/` to the site NAME. In that folder:
+
+$every
+At the end the site's model is in `state/model.safetensors`:
+`model.load_state_dict(safetensors.torch.load_file("state/model.safetensors"))`.
+""")
+
+SITE = Template("""### $site
+
+```
+export FLWR_HOME="$$PWD/flwr" FLWR_TELEMETRY_ENABLED=0
+flower-supernode --superlink $address:$port $node --port $own --node-config 'site="$site" state="state"'
+```
+""")
+
+
+def _example(path: Path, number: int) -> None:
+    """Write an example's data: a few images of a few kinds of clothes, two sites each of the same kinds."""
+    images = load_dataset(EXAMPLE)
+    first = number // 2 * 2
+    kinds = [(first + kind) % len(images.classes) for kind in range(KINDS)]
+    index = np.flatnonzero(np.isin(images.y, kinds))[number % 2 + number // 10 :: 2][:IMAGES]
+    np.savez_compressed(path, x=images.x[index], y=images.y[index])
+
+
+def check(folder: Path) -> list[str]:
+    """Try a deployment without any network: code, model, data, and a round of one epoch; return what was found."""
+    deployment = Deployment.load(folder / "app")
+    deploy, experiment = deployment.deploy, deployment.experiment
+    for name in ("pyproject.toml", "app.py"):
+        if not (folder / "app" / name).is_file():
+            raise ConfigError(f"{folder / 'app' / name} is missing")
+    code = deployment.code()
+    setting = deployment.setting(code)
+    participants(experiment.schedule, 0, len(deploy.sites))
+    spec = setting.spec
+    found = [f"model: {spec.parameters:,} parameters in the layers {', '.join(spec.names)}"]
+    data: dict[int, ClientData] = {}
+    for client, site in enumerate(deploy.sites):
+        place = folder / "sites" / site
+        if not place.is_dir():
+            found.append(f"site {site}: it has no folder here; its data are not checked")
+            continue
+        with contextlib.chdir(place):
+            samples = deployment.data(code, site).data
+        try:
+            check_model(setting.template, setting.objective, samples)
+        except PfedlaError as error:
+            raise type(error)(f"site {site}: {error}") from None
+        data[client] = samples[0]
+        found.append(f"site {site}: {len(samples[0].train)} samples to train on, {len(samples[0].test)} to test on")
+    if not data:
+        raise DataError("no site has a folder here: there is nothing to try a round with")
+    found.append(_dry_round(setting, dict(enumerate(data.values()))))
+    return found
+
+
+def _dry_round(setting: Setting, data: dict[int, ClientData]) -> str:
+    """Play a round of one epoch with the sites whose data are here, and score the models."""
+    quick = replace(setting, training=replace(setting.training, local_epochs=1))
+    n = len(data)
+    state = quick.algorithm.init(quick.spec.read(quick.template), n, stream(quick.seed, "init"))
+    server = Server(state, Ledger(quick.spec.names), coding=quick.coding)
+    with contextlib.closing(SimulatedFleet(quick, data, local_pool(quick, data, 0))) as fleet:
+        refused = run_round(quick.algorithm, server, fleet, range(n))
+    if refused:
+        raise RunError("; ".join(refused.values()))
+    down, up = server.ledger.down / n, server.ledger.up / n
+    return f"a round of one epoch works: {down / 1e6:.3g} MB down and {up / 1e6:.3g} MB up for each site"

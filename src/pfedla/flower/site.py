@@ -1,0 +1,147 @@
+"""A site's side: it takes a job apart, plays the one client that it is, keeps what is its own, and answers.
+
+Every message may come to a new process: whatever must last lies on the site's disk.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from flwr.app import Context, Message, RecordDict
+from safetensors.torch import save as to_safetensors
+
+from pfedla.client import Job, Kept, Runtime, Setting
+from pfedla.errors import ConfigError, DataError, ModelError, PfedlaError
+from pfedla.flower.deployment import Deployment, SiteCode
+from pfedla.flower.messages import CALL, KEPT, KINDS, Order, answer, metrics, order, packed, payload
+from pfedla.flower.roster import first_values, outline
+from pfedla.flower.vault import Vault, durably
+from pfedla.layers import Layers
+from pfedla.models import check_model
+from pfedla.training import ClientData
+from pfedla.wire import EXAMPLES, decode, encode
+
+__all__ = ["LostError", "Site"]
+
+MODEL = "model.safetensors"
+STATE = "pfedla-state"
+
+log = logging.getLogger("pfedla")
+
+
+class LostError(PfedlaError):
+    """The site does not have what the server takes it to keep."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """One site of a deployment."""
+
+    deployment: Deployment
+    name: str
+    state: Path  # where it keeps what is its own
+    own_code: str | None = None  # a file or module of its own, in place of the deployment's
+    device: str | None = None
+
+    @classmethod
+    def of(cls, deployment: Deployment, context: Context) -> Site:
+        """Return the site that a SuperNode's --node-config describes."""
+        found = {name: context.node_config.get(name) for name in ("site", "state", "code", "device")}
+        texts = {name: None if value is None else str(value) for name, value in found.items()}
+        name = texts["site"]
+        if not name:
+            raise ConfigError("the SuperNode does not say which site it is: --node-config 'site=\"NAME\"'")
+        state = Path(texts["state"] or Path(STATE) / name)
+        return cls(deployment, name, state, texts["code"], texts["device"])
+
+    def handle(self, message: Message) -> RecordDict:
+        """Answer a message; what goes wrong is told in a line that tells nothing of the data."""
+        kind = message.metadata.message_type
+        try:
+            if kind == CALL:
+                return self._call()
+            asked = order(message.content)
+            if kind == KEPT:
+                self._kept(asked)
+                return answer()
+            done = {word: job for job, word in KINDS.items()}[kind]
+            return self._play(done, asked, payload(message.content))
+        except LostError as error:
+            log.warning("%s", error)
+            return answer(fault=str(error), lost=True)
+        except (DataError, ModelError) as error:
+            log.error("%s", error)
+            return self._fault("its data or model cannot be used; its own log says why")
+        except PfedlaError as error:
+            log.error("%s", error)
+            return self._fault(str(error).partition("\n")[0])
+        except Exception as error:
+            log.exception("a message of the server could not be answered")
+            return self._fault(f"{type(error).__name__}; its own log says more")
+
+    def _fault(self, why: str) -> RecordDict:
+        return answer(fault=why, lost=False, site=self.name, outline="", first=0, examples=0)
+
+    @cached_property
+    def _code(self) -> SiteCode:
+        return self.deployment.code(self.own_code)
+
+    @cached_property
+    def setting(self) -> Setting:
+        """The model, the method and how it trains here."""
+        return self.deployment.setting(self._code, self.device)
+
+    @cached_property
+    def data(self) -> ClientData:
+        """The site's samples, found to fit the model."""
+        data = self.deployment.data(self._code, self.name).data
+        check_model(self.setting.template, self.setting.objective, data)
+        return data[0]
+
+    def _call(self) -> RecordDict:
+        """Say who this is, and what its model looks like."""
+        setting, examples = self.setting, len(self.data.train) if self.deployment.deploy.examples else 0
+        first = first_values(setting.template)
+        return answer(site=self.name, outline=outline(setting.spec), first=first, examples=examples)
+
+    def _kept(self, asked: Order) -> Kept:
+        """Return what the site keeps, as the server counts."""
+        first = self.setting.enroll()
+        if not asked.version:
+            return first
+        found = Vault(self.state, asked.run).read(asked.version, first)
+        if found is None:
+            raise LostError(f"it does not have what it kept after round {asked.version} any more")
+        return found
+
+    def _play(self, kind: str, asked: Order, sent: bytes) -> RecordDict:
+        """Do a job with the one-client runtime."""
+        kept = self._kept(asked)
+        runtime = Runtime(self.setting, {asked.client: self.data})
+        job = Job(kind, asked.client, asked.t, kept, decode(sent, self.setting.spec.names))  # type: ignore[arg-type]
+        found = runtime.run(job)
+        if kind == "evaluate":
+            return answer(metrics(found))
+        if kind == "personalize":
+            self._hold(found)
+            return answer(packed(to_safetensors(found if self.deployment.deploy.models else {})))
+        kept, upload = found
+        Vault(self.state, asked.run).write(asked.t, kept, asked.version)
+        if not self.deployment.deploy.examples and EXAMPLES in upload.values:
+            ones = torch.ones_like(upload.values[EXAMPLES])
+            upload = upload._replace(values={**upload.values, EXAMPLES: ones})
+        return answer(packed(encode(upload)))
+
+    def _hold(self, model: Layers) -> None:
+        """Write the personalized model where its owner finds it."""
+        module = self.setting.spec.build(self.setting.template, model)
+        tensors = {name: tensor.contiguous() for name, tensor in module.state_dict().items()}
+        path = self.state / MODEL
+        self.state.mkdir(parents=True, exist_ok=True)
+        with durably(path) as file:
+            file.write(to_safetensors(tensors))
+        log.info("the personalized model is in %s: model.load_state_dict(safetensors.torch.load_file(...))", path)

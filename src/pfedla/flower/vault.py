@@ -1,0 +1,92 @@
+"""What a site keeps between rounds, on its own disk.
+
+A file for each of the latest rounds that the site trained in. The server says in every message which of them it has
+taken; so a server that goes back to a checkpoint, or never got an answer, and its sites agree without further words.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+
+from pfedla import tensorfile, tree
+from pfedla.client import Kept
+from pfedla.errors import RunError
+
+__all__ = ["Vault", "durably"]
+
+EARLIER = 2  # versions before the latest that the server took: its checkpoint before the latest may need them
+NAME = re.compile(r"round-(\d{8})\.safetensors")
+
+log = logging.getLogger("pfedla")
+
+
+class Vault:
+    """The versions of one run."""
+
+    def __init__(self, folder: Path, run: str) -> None:
+        if not re.fullmatch(r"[0-9a-f]{8,64}", run):
+            raise RunError(f"the server names a run {run[:80]!r}, which cannot be one")
+        self.folder = folder / run
+
+    def versions(self) -> list[int]:
+        """Return the rounds of which there is something, in ascending order."""
+        names = [NAME.fullmatch(path.name) for path in self.folder.glob("*")] if self.folder.is_dir() else []
+        return sorted(int(name[1]) for name in names if name)
+
+    def read(self, version: int, like: Kept) -> Kept | None:
+        """Return what was kept after a round, shaped as `like`; None if it is not there or damaged."""
+        path = self._path(version)
+        if not path.exists():
+            return None
+        try:
+            with safe_open(path, "pt") as file:
+                checksums = json.loads((file.metadata() or {})["checksums"])
+            tensors = load_file(path)
+            if {name: tensorfile.checksum(tensor) for name, tensor in tensors.items()} != checksums:
+                raise RunError("its tensors are not what was written")
+            return tree.restore(like, tensors)
+        except (SafetensorError, OSError, LookupError, ValueError, RunError) as error:
+            log.warning("cannot read %s: %s", path, error)
+            return None
+
+    def write(self, version: int, kept: Kept, taken: int) -> None:
+        """Keep what was trained in a round, beside what the server has `taken`; remove what nobody can ask for."""
+        tensors = {name: tensor.contiguous() for name, tensor in tree.flatten(kept).items()}
+        checksums = {name: tensorfile.checksum(tensor) for name, tensor in tensors.items()}
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with durably(self._path(version)) as file:
+                tensorfile.write(file, tensors, {"checksums": json.dumps(checksums)})
+            before = [found for found in self.versions() if found < taken]
+            keep = {*before[-EARLIER:], taken, version}
+            for old in set(self.versions()) - keep:
+                self._path(old).unlink(missing_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot write to {self.folder}: {error.strerror}") from error
+
+    def _path(self, version: int) -> Path:
+        return self.folder / f"round-{version:08d}.safetensors"
+
+
+@contextmanager
+def durably(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that replaces `path` once it is whole and on the disk."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,374 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load as from_safetensors
+from safetensors.torch import load_file
+from safetensors.torch import save as to_safetensors
+
+import pfedla
+from pfedla.algorithm import Algorithm
+from pfedla.algorithms import FedPer, PFedLA
+from pfedla.client import Kept, Setting
+from pfedla.errors import RunError
+from pfedla.record import RunRecord
+from pfedla.result import Result
+from pfedla.rounds import Schedule
+from pfedla.training import ClientData
+from pfedla.wire import decode
+from tests import world
+
+pytest.importorskip("flwr")
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.common.serde import message_to_proto
+
+from pfedla.flower import FlowerFleet, Roster
+from pfedla.flower.app import serve
+from pfedla.flower.deployment import Deployment
+from pfedla.flower.messages import CALL, field, order, packed, payload
+from pfedla.flower.messages import answer as said
+from pfedla.flower.vault import Vault
+from tests.flower.sites import FakeGrid, deployment, names
+
+RUN = "0" * 32
+ROUNDS = ([0, 1, 2], [1, 2], [0, 2])
+METRICS = ("accuracy", "accuracy_class_prior", "accuracy_known_classes", "loss")
+
+
+def fleet_of(tmp_path: Path, algorithm: Algorithm[Any], n: int, **settings: Any) -> Any:
+    """Return what makes a fleet of sites for `world.play`."""
+    app = deployment(tmp_path / "app", algorithm, n)
+    grid = FakeGrid(app, tmp_path / "state", n)
+
+    def made(setting: Setting, _: dict[int, ClientData]) -> FlowerFleet:
+        roster = Roster(grid, names(n), setting.spec, setting.template, registered=False)
+        roster.gather(n, 0)
+        return FlowerFleet(roster, setting.spec, RUN, timeout=1, **settings)
+
+    return grid, made
+
+
+def kept(tmp_path: Path, played: world.Played, fleet: FlowerFleet, grid: FakeGrid) -> Kept:
+    """Return what all sites have on their disks, as the server counts."""
+    rows = []
+    for client, version in enumerate(fleet.versions.tolist()):
+        found = played.setting.enroll()
+        if version:
+            read = Vault(tmp_path / "state" / str(grid.node_of(client)), RUN).read(version, found)
+            assert read is not None
+            found = read
+        rows.append(found)
+    own = {key: torch.cat([row.own[key] for row in rows]) for key in rows[0].own}
+    return rows[0]._replace(own=own, rounds=torch.cat([row.rounds for row in rows]))
+
+
+def test_every_method_gives_the_same_over_flower_as_in_the_simulator(tmp_path: Path, algorithm: Algorithm[Any]) -> None:
+    grid, make = fleet_of(tmp_path, algorithm, 3)
+    simulated = world.play(algorithm, ROUNDS, 3)
+    deployed = world.play(algorithm, ROUNDS, 3, fleet=make)
+    world.same(simulated.state, deployed.state)
+    assert isinstance(deployed.fleet, FlowerFleet)
+    world.same(simulated.own, kept(tmp_path, deployed, deployed.fleet, grid).own)
+    world.same(simulated.personalized(), deployed.personalized())
+
+
+def deployed(tmp_path: Path, algorithm: Algorithm[Any], n: int = 3, **settings: Any) -> tuple[Deployment, FakeGrid]:
+    """Write a deployment and connect its sites."""
+    app = deployment(tmp_path / "app", algorithm, n, **settings)
+    return Deployment.load(app), FakeGrid(app, tmp_path / "state", n)
+
+
+def simulated(deployment: Deployment) -> Result:
+    """Run what a deployment does in the simulator."""
+    code, experiment = deployment.code(), deployment.experiment
+    schedule = experiment.schedule
+    return pfedla.run(
+        experiment.algorithm,
+        code.model,
+        [code.data(site) for site in deployment.deploy.sites],
+        schedule.rounds,
+        training=experiment.training,
+        eval_every=schedule.eval_every,
+        seed=schedule.seed,
+        workers=0,
+    )
+
+
+SHORT = Schedule(seed=3, rounds=3, eval_every=2)
+
+
+def same_run(one: Result, other: Result) -> None:
+    """Compare two runs in all but time, and what only a simulator knows."""
+    world.same_outcome(one, other)
+    beside = ("seconds", "samples_per_second", "dataset")
+    for key in one.summary.keys() - beside:
+        assert one.summary[key] == other.summary[key], key
+
+
+def test_a_deployed_run_leaves_what_a_simulated_one_leaves(tmp_path: Path) -> None:
+    made, grid = deployed(tmp_path, PFedLA(retain=1), schedule=SHORT, test_seed=9)
+    result, expected = serve(made, grid, tmp_path / "run"), simulated(made)
+    same_run(result, expected)
+    loaded = pfedla.load(tmp_path / "run", model=made.code().model)
+    assert loaded.names == ("site-0", "site-1", "site-2")
+    same_run(loaded, expected)
+    for client in range(3):  # and every site has its own model
+        held = load_file(tmp_path / "state" / str(grid.node_of(client)) / "model.safetensors")
+        world.same(held, dict(expected.model(client).state_dict()))
+
+
+def test_the_ledger_counts_what_flower_carries(tmp_path: Path) -> None:
+    made, grid = deployed(tmp_path, PFedLA(retain=1), schedule=SHORT)
+    ledger = serve(made, grid, tmp_path / "run").ledger
+    asked = [(question, answer) for question, answer in grid.messages if question.metadata.message_type == "train"]
+    down = sum(len(payload(question.content)) for question, _ in asked)
+    up = sum(len(payload(answer.content)) for _, answer in asked if answer)
+    assert (down, up) == (ledger.down + ledger.overhead_down, ledger.up + ledger.overhead_up)
+    sizes = [message_to_proto(message).ByteSize() for pair in asked for message in pair if message]
+    assert 0 < sum(sizes) - (down + up) < 600 * len(sizes)  # who, when, which version: a few words more
+
+
+def test_only_arrays_and_scalars_cross_the_wire_and_nothing_of_the_data(tmp_path: Path) -> None:
+    made, grid = deployed(tmp_path, PFedLA(), schedule=SHORT, examples=False, models=False)
+    result = serve(made, grid, tmp_path / "run")
+    assert not result.with_models
+    words = set()
+    for pair in grid.messages:
+        for message in (message for message in pair if message):
+            for name, record in message.content.items():
+                assert isinstance(record, ArrayRecord | ConfigRecord | MetricRecord)
+                words |= {f"{name}.{key}" for key in record}
+    assert words == {
+        *("job.run", "job.client", "job.t", "job.version", "payload.payload"),
+        *("answer.fault", "answer.site", "answer.outline", "answer.first", "answer.examples"),
+        *(f"{when}.{what}" for when in ("personalized", "after_training") for what in METRICS),
+    }
+    told = {
+        field(answer.content, "examples", int)
+        for asked, answer in grid.messages
+        if asked.metadata.message_type == CALL and answer
+    }
+    assert told == {0}
+    uploads = [
+        decode(payload(answer.content), result.spec.names)
+        for asked, answer in grid.messages
+        if asked.metadata.message_type == "train" and answer and result.spec
+    ]
+    assert {int(upload.examples) for upload in uploads} == {1}
+    assert "site-0" in (tmp_path / "run" / "run.json").read_text()
+
+
+def change_upload(fault: str) -> Any:
+    """Return what spoils site-1's upload in round 2."""
+
+    def change(question: Message, answer: Message) -> Message | None:
+        if question.metadata.message_type != "train" or order(question.content)[1:3] != (1, 2):
+            return answer
+        upload = from_safetensors(payload(answer.content))
+        if fault == "late":
+            return None
+        if fault == "error":
+            return Message(Error(2, "it broke"), reply_to=question)
+        if fault == "nan":
+            upload["fc"][0] = torch.nan
+        if fault == "shape":
+            upload["fc"] = upload["fc"][:-1]
+        if fault == "missing":
+            del upload["fc"]
+        if fault == "absurd":
+            upload["fc"] *= 1e9
+        records: dict[str, Any] = packed(b"garbage" if fault == "garbage" else to_safetensors(upload))
+        if fault == "empty":
+            return Message(RecordDict(), reply_to=question)
+        return Message(said(records), reply_to=question)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("late", "no answer within 0.1 seconds"),
+        ("error", "it broke"),
+        ("nan", "not finite"),
+        ("shape", "fc has the shape"),
+        ("missing", "it lacks fc"),
+        ("absurd", "times the usual upload"),
+        ("garbage", "cannot be read"),
+        ("empty", "cannot be read"),
+    ],
+)
+def test_a_bad_answer_is_left_out_and_its_site_comes_back(
+    tmp_path: Path, fault: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, grid = deployed(tmp_path, PFedLA(retain=1), schedule=SHORT, timeout=0.1)
+    grid.change = change_upload(fault)
+    ledger = serve(made, grid, tmp_path / "run").ledger.arrays()
+    assert any("client 1 is absent from round 2" in text and reason in text for text in caplog.messages)
+    up = {
+        (t, client): sizes.sum()
+        for t, client, sizes in zip(ledger["round"], ledger["client"], ledger["up"], strict=True)
+    }
+    assert not up[2, 1]
+    assert all(size for place, size in up.items() if place != (2, 1))
+    versions = Vault(tmp_path / "state" / str(grid.node_of(1)), pfedla_id(tmp_path / "run")).versions()
+    assert versions == [1, 3]  # round 2 was never taken
+
+
+def pfedla_id(run: Path) -> str:
+    found: str = RunRecord(run).facts()["id"]
+    return found
+
+
+def test_too_few_answers_repeat_the_round_then_stop_it_and_the_run_is_resumed(tmp_path: Path) -> None:
+    made, grid = deployed(tmp_path, PFedLA(retain=1), schedule=SHORT, test_seed=9, timeout=0.1, fewest=3, tries=2)
+    asked: list[tuple[int, int]] = []
+
+    def silent(question: Message, answer: Message) -> Message | None:
+        if question.metadata.message_type == "train":
+            asked.append(order(question.content)[1:3])
+        return None if asked and asked[-1] == (1, 2) else answer
+
+    grid.change = silent
+    with pytest.raises(RunError, match=r"round 2: only 2 of 3 sites answered, deploy.fewest is 3 \(site-1: no answer"):
+        serve(made, grid, tmp_path / "run")
+    assert asked.count((1, 2)) == 2  # repeated with who was missing
+    assert asked.count((0, 2)) == 1
+    assert RunRecord(tmp_path / "run").state == "failed"
+    grid.change = lambda _, answer: answer
+    same_run(serve(made, grid, tmp_path / "run", resume=True), simulated(made))
+
+
+def test_a_site_that_comes_later_takes_part_from_then_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made, grid = deployed(tmp_path, PFedLA(), schedule=SHORT, fewest=2)
+    late = grid.nodes.pop(grid.node_of(2))
+
+    def join(question: Message, answer: Message) -> Message:
+        if question.metadata.message_type == "train" and order(question.content).t == 2:
+            grid.nodes[grid.node_of(2)] = late
+        return answer
+
+    grid.change = join
+    up = serve(made, grid, tmp_path / "run").ledger.arrays()
+    took = {
+        (t, client): bool(sizes.sum()) for t, client, sizes in zip(up["round"], up["client"], up["up"], strict=True)
+    }
+    assert [took[t, 2] for t in (1, 2, 3)] == [False, False, True]
+    assert "the run starts without site-2" in caplog.text
+
+
+def test_the_server_goes_back_to_an_earlier_checkpoint_and_the_sites_with_it(tmp_path: Path) -> None:
+    made, grid = deployed(tmp_path, PFedLA(retain=1), schedule=SHORT, test_seed=9, fewest=3, timeout=0.1, tries=1)
+    grid.change = lambda question, answer: None if at(question, 3) else answer
+    with pytest.raises(RunError, match="round 3"):
+        serve(made, grid, tmp_path / "run")
+    (tmp_path / "run" / "checkpoint.safetensors").write_bytes(b"damaged")  # that of round 2; there is that of round 1
+    grid.change = lambda _, answer: answer
+    same_run(serve(made, grid, tmp_path / "run", resume=True), simulated(made))
+
+
+def at(question: Message, t: int) -> bool:
+    return question.metadata.message_type == "train" and order(question.content).t == t
+
+
+@pytest.mark.parametrize("method", [PFedLA(retain=1), FedPer()], ids=["pfedla", "fedper"])
+def test_a_site_that_lost_its_disk_is_sent_what_the_server_knows(tmp_path: Path, method: Algorithm[Any]) -> None:
+    made, grid = deployed(tmp_path, method, schedule=Schedule(seed=3, rounds=4, eval_every=4), test_seed=9)
+
+    def lose(question: Message, answer: Message) -> Message:
+        if at(question, 2) and order(question.content).client == 2:
+            shutil.rmtree(tmp_path / "state" / str(grid.node_of(0)))
+        return answer
+
+    grid.change = lose
+    up = serve(made, grid, tmp_path / "run").ledger.arrays()
+    took = {
+        (t, client): bool(sizes.sum()) for t, client, sizes in zip(up["round"], up["client"], up["up"], strict=True)
+    }
+    assert [took[t, 0] for t in (1, 2, 3, 4)] == [True, True, False, True]
+    sent = [decode(payload(q.content), made.setting(made.code()).spec.names).sent for q, _ in grid.messages if at(q, 4)]
+    mine, others = sent[0], sent[1:]
+    if isinstance(method, PFedLA):  # all of it, the retained layer among it
+        assert mine.all()
+        assert all(not other.all() for other in others)
+    else:  # the head never left it: it begins anew
+        assert all(torch.equal(mine, other) for other in others)
+
+
+def test_after_a_restart_the_server_asks_who_still_has_what_it_kept(tmp_path: Path) -> None:
+    made, grid = deployed(tmp_path, PFedLA(retain=1), schedule=SHORT, fewest=3, timeout=0.1, tries=1)
+    grid.change = lambda question, answer: None if at(question, 3) else answer
+    with pytest.raises(RunError, match="round 3"):
+        serve(made, grid, tmp_path / "run")
+    shutil.rmtree(tmp_path / "state" / str(grid.node_of(0)))
+    grid.change = lambda _, answer: answer
+    ledger = serve(made, grid, tmp_path / "run", resume=True).ledger.arrays()
+    assert ledger["up"].sum(1).all()  # everybody answered in every round
+
+
+def changed(tmp_path: Path, **settings: Any) -> Path:
+    return deployment(tmp_path / "other", PFedLA(), 3, **settings)
+
+
+def test_who_is_no_site_of_ours_is_refused(tmp_path: Path) -> None:
+    def refused(match: str, node: int, app: Path, name: str, key: str = "", **settings: Any) -> None:
+        made, grid = deployed(tmp_path, PFedLA(), schedule=SHORT, **settings)
+        for client in range(3):
+            grid.registered[grid.node_of(client)] = f"site-{client}"
+        grid.add(node, app, tmp_path / "state", name, key)
+        with pytest.raises(RunError, match=match):
+            serve(made, grid, tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+    app, node = tmp_path / "app", 993  # 993 is site-1's
+    refused("an unknown site, 'site-9', is there", 5, app, "site-9")
+    refused("there are two nodes of the name site-1", 2000, app, "site-1")
+    refused(
+        "calls itself site-1, but its key is registered as 'site-2'", node, app, "site-1", "site-2", registered=True
+    )
+    refused("its key is not registered under a name", node, app, "site-1", registered=True)
+    refused(
+        r"site-1 has another model than the server: bn has nothing there", node, changed(tmp_path, net="mlp"), "site-1"
+    )
+    (changed(tmp_path) / "site_code.py").write_text("raise OSError('secret')")
+    refused(
+        "site-1 cannot take part: deploy.code = 'site_code.py' cannot be imported", node, tmp_path / "other", "site-1"
+    )
+    code = (app / "site_code.py").read_text()
+    (changed(tmp_path) / "site_code.py").write_text(
+        code.replace("def data(site):", "def data(site):\n    raise OSError('secret')")
+    )
+    refused("its data or model cannot be used; its own log says why", node, tmp_path / "other", "site-1")
+
+
+def test_changed_settings_and_other_sites_are_refused_when_a_run_is_resumed(tmp_path: Path) -> None:
+    made, grid = deployed(tmp_path, PFedLA(), schedule=SHORT, fewest=3, timeout=0.1, tries=1)
+    grid.change = lambda question, answer: None if at(question, 2) else answer
+    with pytest.raises(RunError, match="round 2"):
+        serve(made, grid, tmp_path / "run")
+    other, _ = deployed(tmp_path, PFedLA(retain=1), schedule=SHORT)
+    with pytest.raises(RunError, match=r"algorithm.retain is 1 and was 0"):
+        serve(other, grid, tmp_path / "run", resume=True)
+
+
+def test_what_a_site_keeps_is_written_whole_and_what_is_damaged_is_not_taken(tmp_path: Path) -> None:
+    made = world.setting(PFedLA())
+    vault, kept = Vault(tmp_path, RUN), made.enroll()
+    for t in range(1, 7):
+        vault.write(t, kept._replace(rounds=torch.tensor([t])), taken=t - 1)
+    assert vault.versions() == [3, 4, 5, 6]  # the newest, what it was trained from, and two before that
+    found = vault.read(6, kept)
+    assert found is not None
+    world.same(found, kept._replace(rounds=torch.tensor([6])))
+    assert vault.read(2, kept) is None
+    path = tmp_path / RUN / "round-00000006.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert vault.read(6, kept) is None
+    with pytest.raises(RunError, match="cannot be one"):
+        Vault(tmp_path, "../../etc")

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from pfedla.cli import cli
+from pfedla.errors import ConfigError, DataError, ModelError, PfedlaError
+
+pytest.importorskip("flwr")
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+from pfedla.flower.deployment import Deploy, Deployment
+from pfedla.flower.project import check, init
+
+
+def made(tmp_path: Path, **settings: Any) -> Path:
+    init(tmp_path / "trial", ["north", "east"], **{"address": "server.example.org", "port": 8000, **settings})
+    return tmp_path / "trial"
+
+
+def test_the_command_writes_a_deployment_that_passes_its_check(tmp_path: Path) -> None:
+    folder = tmp_path / "trial"
+    words = ["deploy", "init", str(folder), "--sites", "north,east", "--address", "10.0.0.1", "--port", "8123"]
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 0
+    assert "for a trial" in done.output
+    checked = CliRunner().invoke(cli, ["deploy", "check", str(folder)])
+    assert checked.exit_code == 0, checked.output
+    assert "site east: 70 samples to train on, 30 to test on" in checked.output
+    assert "a round of one epoch works" in checked.output
+    assert "--superlink 10.0.0.1:8123 --root-certificates ca.crt" in (folder / "README.md").read_text()
+    assert isinstance(CliRunner().invoke(cli, words).exception, PfedlaError)  # it is there already
+
+
+def test_secrets_are_their_owners_and_never_in_the_app(tmp_path: Path) -> None:
+    folder = made(tmp_path)
+    secrets = [folder / "server" / "ca.key", folder / "server" / "server.key", *folder.glob("sites/*/key")]
+    assert len(secrets) == 4
+    assert {stat.S_IMODE(path.stat().st_mode) for path in secrets} == {0o600}
+    assert {path.name for path in (folder / "app").iterdir()} == {
+        "app.py",
+        "pfedla.toml",
+        "pyproject.toml",
+        "site_code.py",
+    }
+    keys = set()
+    for site in ("north", "east"):
+        private = load_ssh_private_key((folder / "sites" / site / "key").read_bytes(), None)
+        public = load_ssh_public_key((folder / "sites" / site / "key.pub").read_bytes())
+        assert private.public_key() == public
+        keys.add((folder / "sites" / site / "key.pub").read_bytes())
+    assert len(keys) == 2
+    certificate = x509.load_pem_x509_certificate((folder / "server" / "server.pem").read_bytes())
+    certificate.verify_directly_issued_by(x509.load_pem_x509_certificate((folder / "server" / "ca.crt").read_bytes()))
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert "server.example.org" in names.get_values_for_type(x509.DNSName)
+
+
+def test_plaintext_is_for_this_machine_alone(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="must be this machine's own"):
+        made(tmp_path, insecure=True)
+    folder = made(tmp_path, insecure=True, address="127.0.0.1")
+    assert not list(folder.rglob("*key*"))
+    assert "--host 127.0.0.1" in (folder / "README.md").read_text()
+    assert not Deployment.load(folder / "app").deploy.registered
+
+
+def test_the_check_finds_what_is_wrong(tmp_path: Path) -> None:
+    folder = made(tmp_path)
+    code = (folder / "app" / "site_code.py").read_text()
+
+    def wrong(kind: type[PfedlaError], match: str, old: str, new: str, name: str = "site_code.py") -> None:
+        path = folder / "app" / name
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+        with pytest.raises(kind, match=match):
+            check(folder)
+        path.write_text(text)
+
+    assert code
+    wrong(ConfigError, "cannot be imported: ModuleNotFoundError", "import numpy as np", "import no_such_module")
+    wrong(ConfigError, r"has no function data\(\)", "def data", "def date")
+    wrong(ModelError, "site north: the model does not take the data", "784", "783")
+    wrong(ModelError, "site north", "Linear(64, 10)", "Linear(64, 2)")
+    wrong(DataError, r"data\('north'\) failed: FileNotFoundError", "data.npz", "date.npz")
+    wrong(ConfigError, "did you mean 'deploy.fewest'", "fewest =", "fewst =", "pfedla.toml")
+    wrong(ConfigError, "deploy.fewest = 9 is more than there are sites", "fewest = 1", "fewest = 9", "pfedla.toml")
+    np.savez(folder / "sites" / "east" / "data.npz", x=np.zeros((9, 1, 28, 28), np.uint8), y=np.full(9, -1))
+    with pytest.raises(DataError, match="east: label -1"):
+        check(folder)
+
+
+@pytest.mark.parametrize("sites", [(), ("a", "a"), ("../a",), ("a b",), ("",), ("é",)])
+def test_names_that_cannot_be_sites_are_refused(sites: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"deploy\.sites"):
+        Deploy(sites=sites)
