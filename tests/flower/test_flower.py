@@ -104,7 +104,7 @@ SHORT = Schedule(seed=3, rounds=3, eval_every=2)
 def same_run(one: Result, other: Result) -> None:
     """Compare two runs in all but time, and what only a simulator knows."""
     world.same_outcome(one, other)
-    beside = ("seconds", "samples_per_second", "dataset")
+    beside = ("seconds", "samples_per_second", "dataset", "accuracy_weighted", "few_test_samples")
     for key in one.summary.keys() - beside:
         assert one.summary[key] == other.summary[key], key
 
