@@ -455,7 +455,8 @@ def main() -> None:
         error.show()
         sys.exit(2)
     except (KeyboardInterrupt, click.Abort) as stopped:
-        sys.exit(128 + (stopped.number if isinstance(stopped, Stopped) else signal.SIGINT))
+        cause = stopped.__cause__ or stopped  # click makes an Abort of it
+        sys.exit(128 + (cause.number if isinstance(cause, Stopped) else signal.SIGINT))
     except BrokenPipeError:  # nobody reads on, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + 13)
