@@ -20,7 +20,7 @@ import pytest
 
 from pfedla.report.page import report
 from pfedla.report.runs import find_runs
-from pfedla.report.watch import HOST, application
+from pfedla.report.watch import HOST, PLAIN, application
 from tests.browser import Browser, chromium
 from tests.report.made import create, line, made
 
@@ -37,11 +37,12 @@ def served(folder: Path) -> Iterator[int]:
         listener.bind((HOST, 0))
         port = listener.getsockname()[1]
         app = application(folder, {f"{HOST}:{port}"})
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False, **PLAIN))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
             while not server.started:
+                assert thread.is_alive()
                 time.sleep(0.02)
             yield port
         finally:

@@ -23,9 +23,10 @@ from pfedla.report.page import MISSING, POLICY, asset, detail_of, encoded, overv
 from pfedla.report.runs import find_runs
 from pfedla.version import __version__
 
-__all__ = ["HOST", "Watched", "application", "serve"]
+__all__ = ["HOST", "PLAIN", "Watched", "application", "serve"]
 
 HOST = "127.0.0.1"
+PLAIN: dict[str, Any] = {"loop": "asyncio", "http": "h11", "ws": "none"}  # whatever else is installed
 HEADERS = {
     "Content-Security-Policy": f"{POLICY}; script-src 'self'; connect-src 'self'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -146,6 +147,7 @@ def serve(folder: Path, port: int = 0, *, opens: bool = False, tell: Callable[[s
         tell(f"watching {folder} at http://{HOST}:{number}/ (Ctrl-C ends it)")
         if opens:
             webbrowser.open(f"http://{HOST}:{number}/")
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, server_header=False))
+        config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, **PLAIN)
+        server = uvicorn.Server(config)
         with suppress(KeyboardInterrupt):
             server.run(sockets=[listener])
