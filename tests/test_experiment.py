@@ -420,6 +420,16 @@ def test_a_run_leaves_what_it_promises(tmp_path: Path) -> None:
         "groups": None,
         "pixels": True,
         "samples": [[8, 4], [9, 4], [10, 4], [10, 5]],
+        "holdings": [
+            {"0": [2, 2], "1": [3, 1], "2": [3, 1]},
+            {"0": [3, 2], "1": [3, 1], "2": [3, 1]},
+            {"0": [3, 2], "1": [4, 1], "2": [3, 1]},
+            {"0": [3, 2], "1": [4, 1], "2": [3, 2]},
+        ],
+        "headline": "accuracy",
+        "higher_is_better": True,
+        "percent": True,
+        "scored_on": "test",
     }
     assert json.loads((out / "summary.json").read_text()) == result.summary
     assert [json.loads(line)["round"] for line in (out / "metrics.jsonl").read_text().splitlines()] == [2, 4]

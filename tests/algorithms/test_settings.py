@@ -51,8 +51,8 @@ class Allowed(NamedTuple):
 
 COUNT = Allowed("at least 1", (0, -1), (1, 10**9))
 WHOLE = Allowed("at least 0", (-1,), (0,))
-POSITIVE = Allowed("above 0", (0.0, -0.0, -TINY, -1.0), (TINY, 1e300))
-NON_NEGATIVE = Allowed("at least 0", (-TINY, -1.0), (0.0, 1e300))
+POSITIVE = Allowed("above 0", (0.0, -0.0, -TINY, -1.0), (TINY, 1e30))
+NON_NEGATIVE = Allowed("at least 0", (-TINY, -1.0), (0.0, 1e30))
 SHARE = Allowed("at least 0 and at most 1", (-TINY, 1 + 1e-15), (0.0, 1.0))
 BELOW_1 = Allowed("at least 0 and below 1", (-TINY, 1.0, 1.5), (0.0, 1 - 1e-15))
 
