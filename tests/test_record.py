@@ -453,7 +453,7 @@ import pfedla
 rng = np.random.default_rng(0)
 clients = [(rng.normal(size=(30, 4)).astype("f"), np.arange(30) % 3)] * 4
 pfedla.run(pfedla.FedAvg(), lambda: nn.Linear(4, 3), clients, 10**6, workers=2, out=sys.argv[1],
-           watch=lambda progress: progress.t == 3 and print("ready", flush=True))
+           watch=lambda progress: print("ready", flush=True) if progress.t == 3 else None)
 """
 
 

@@ -106,6 +106,7 @@ def test_a_run_on_disk_is_a_run_in_memory(algorithm: Algorithm[Any], tmp_path: P
         found = outcome_of(algorithm, record, rounds=4)
     same_outcome(found, outcome_of(algorithm, rounds=4))
     assert all(is_mapped(rows) for rows in found.personalized.values())
+    record.release()
     assert sorted(path.name for path in record.path.iterdir()) == ["config.toml", "metrics.jsonl", "run.json"]
 
 

@@ -102,7 +102,7 @@ def test_a_table_and_a_figure_at_the_smallest_scale(pfedla: Any) -> None:
     assert {run["label"] for run in held} == {
         "local",
         "pfedla,hyper_optimizer=sgd,hyper_lr=1.0",
-        "pfedla,hyper_optimizer=adam,hyper_lr=0.001",
+        "pfedla,hyper_optimizer=adam,hyper_lr=0.0003",
     }
 
 

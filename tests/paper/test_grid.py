@@ -132,7 +132,7 @@ def test_steps_and_budgets_are_set_explicitly() -> None:
         assert found["FedRep, half for the body"]["body_epochs"] == half
         for name in ("pFedLA", "HeurpFedLA"):
             assert (found[name]["hyper_optimizer"], found[name]["hyper_lr"]) == ("sgd", 1.0)
-            assert (found[f"{name}, Adam"]["hyper_optimizer"], found[f"{name}, Adam"]["hyper_lr"]) == ("adam", 0.001)
+            assert (found[f"{name}, Adam"]["hyper_optimizer"], found[f"{name}, Adam"]["hyper_lr"]) == ("adam", 0.0003)
         assert found["HeurpFedLA"]["retain"] == found["HeurpFedLA, Adam"]["retain"] == 1
     assert "fedbn" in {method.algorithm for method in methods_of(ITEMS["table1"], ten, Wanted())}
     emnist = columns_of(ITEMS["table1"], Wanted(datasets=("emnist",), clients=(10,)))[0]

@@ -33,7 +33,7 @@ from pfedla.wire import Payload
 
 ray = pytest.importorskip("ray")
 
-from pfedla.ray import Actors, _Actor, ray_pool  # noqa: E402
+from pfedla.ray import Actors, _Actor, _connect, ray_pool  # noqa: E402
 from tests import troubled  # noqa: E402
 from tests.troubled import Faulty, Killed  # noqa: E402
 from tests.world import fleet_of, same, same_outcome, same_result, uploads  # noqa: E402
@@ -50,6 +50,7 @@ def cluster() -> Iterator[None]:
     """
     for module in (sys.modules[__name__], troubled):
         ray.cloudpickle.register_pickle_by_value(module)
+    handler = signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         ray.init(
@@ -60,6 +61,7 @@ def cluster() -> Iterator[None]:
             logging_level="ERROR",
             object_store_memory=80 * 2**20,
         )
+        signal.signal(signal.SIGTERM, handler)
         yield
         ray.shutdown()
 
@@ -331,3 +333,14 @@ def test_standard_output_holds_json_alone_even_if_a_worker_dies(tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["rounds"] == 2
     assert "The work is done again by a new worker" in done.stderr
+
+
+def test_ray_does_not_take_sigterm_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(*_: object, **__: object) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))  # as Ray does
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    before = signal.getsignal(signal.SIGTERM)
+    assert _connect(None)
+    assert signal.getsignal(signal.SIGTERM) is before

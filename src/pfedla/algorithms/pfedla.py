@@ -104,7 +104,7 @@ class Hypernetworks(Algorithm[State]):
 
     retain: Annotated[int, Range(least=0)] = 0
     hyper_optimizer: Literal["sgd", "mean-sgd", "adam"] = "adam"
-    hyper_lr: Positive | None = None  # 0.001 for Adam, else 1
+    hyper_lr: Positive | None = None  # 0.0003 for Adam, else 1
     embedding: Count = 100
     hidden: Count = 100
 
@@ -163,7 +163,7 @@ class Hypernetworks(Algorithm[State]):
     @property
     def _optimizer(self) -> Optimizer:
         rule: Literal["adam", "sgd"] = "adam" if self.hyper_optimizer == "adam" else "sgd"
-        return Optimizer(rule, self.hyper_lr or (1e-3 if rule == "adam" else 1.0))
+        return Optimizer(rule, self.hyper_lr or (3e-4 if rule == "adam" else 1.0))
 
 
 @dataclass(frozen=True)

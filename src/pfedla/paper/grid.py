@@ -106,7 +106,7 @@ class Wanted(NamedTuple):
 
 
 LITERAL = Method("pFedLA", "pfedla,hyper_optimizer=sgd,hyper_lr=1.0")  # Eqs. 10-11 as printed
-ADAM = Method("pFedLA, Adam", "pfedla,hyper_optimizer=adam,hyper_lr=0.001", printed=False)
+ADAM = Method("pFedLA, Adam", "pfedla,hyper_optimizer=adam,hyper_lr=0.0003", printed=False)
 KEEP = (  # Table 3: k = 0, 1, 2, 3
     LITERAL,
     Method("HeurpFedLA", "heurpfedla,hyper_optimizer=sgd,hyper_lr=1.0,retain=1"),
@@ -127,7 +127,7 @@ METHODS = (  # Tables 1 and 2
     LITERAL,
     KEEP[1],
     ADAM,
-    Method("HeurpFedLA, Adam", "heurpfedla,hyper_optimizer=adam,hyper_lr=0.001,retain=1", printed=False),
+    Method("HeurpFedLA, Adam", "heurpfedla,hyper_optimizer=adam,hyper_lr=0.0003,retain=1", printed=False),
 )
 FEW = ("local", "fedavg", "fedrep", "pfedla", "heurpfedla")  # of 100 clients, unless more are asked for
 

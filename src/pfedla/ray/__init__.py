@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
+import threading
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -225,12 +227,16 @@ def _connect(address: str | None) -> bool:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     address = address or os.environ.get("RAY_ADDRESS") or ""
     host, _, port = address.rpartition(":")
+    handler = signal.getsignal(signal.SIGTERM)
     try:
         if port.isdecimal() and "/" not in host:
             socket.create_connection((host, int(port)), timeout=5).close()  # Ray itself would try for minutes
         ray.init(address or None, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError) as error:
         raise ConfigError(f"machine.ray_address = {address!r}: {error}") from error
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)  # Ray's own would end the run without a checkpoint
     return True
 
 
