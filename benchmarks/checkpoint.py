@@ -1,7 +1,8 @@
-"""Writing and reading the server's whole state, against writing and reading as many plain bytes.
+"""Writing and reading the server's whole state, against writing and reading as many plain bytes; and a checkpoint.
 
 pFedLA's state for LeNet with batch norm: models, hypernetworks and Adam's moments. Neither waits for the disk
 (no fsync), both go to a temporary folder. Reading maps a file from the system's cache and adds up all its values.
+A checkpoint is what a run writes: the state and what clients keep, with checksums, and it waits for the disk.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ from safetensors.torch import load_file
 
 from benchmarks.measuring import Row, in_turns
 from benchmarks.server import lenet, state_for
-from pfedla import tensorfile
+from pfedla import RunRecord, tensorfile
+from pfedla.config import Machine
+from pfedla.ledger import Ledger
+from pfedla.record import Snapshot
+from pfedla.rounds import COST
 from pfedla.tree import flatten, restore
 
 __all__ = ["measure"]
@@ -27,7 +32,7 @@ def measure(quick: bool) -> list[Row]:
 
 
 def _measure(n: int, repeats: int) -> Row:
-    _, state = state_for(lenet(), n)
+    algorithm, state = state_for(lenet(), n)
     size = sum(tensor.nbytes for tensor in flatten(state).values())
     plain = np.ones(size, dtype=np.uint8)
     with tempfile.TemporaryDirectory() as folder:
@@ -43,8 +48,13 @@ def _measure(n: int, repeats: int) -> Row:
         def read_plain() -> float:
             return float(torch.from_file(str(theirs), size=size // 4).sum())
 
+        record = RunRecord.create(Path(folder, "run"), "", {})
+        kept = algorithm.known(state, torch.arange(n))
+        snapshot = Snapshot(1, state, kept, Ledger(tuple(state.theta)), [], {}, 0.0, {}, {}, 0)
+
         took = in_turns(
             {
+                "checkpoint": lambda: record.checkpoint(snapshot),
                 "write": write,
                 "plain write": lambda: plain.tofile(theirs),
                 "read": read,
@@ -52,6 +62,8 @@ def _measure(n: int, repeats: int) -> Row:
             },
             repeats,
         )
+        record.release()
+    pause = max(Machine().checkpoint_every, took["checkpoint"] / COST)
     return {
         "clients": n,
         "MB": round(size / 1e6, 1),
@@ -59,4 +71,6 @@ def _measure(n: int, repeats: int) -> Row:
         "read, s": round(took["read"], 3),
         "write to plain bytes": round(took["write"] / took["plain write"], 2),
         "read to plain bytes": round(took["read"] / took["plain read"], 2),
+        "checkpoint, s": round(took["checkpoint"], 3),
+        "% of a run": round(100 * took["checkpoint"] / (pause + took["checkpoint"]), 2),
     }
