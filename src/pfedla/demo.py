@@ -19,7 +19,7 @@ DEMO: Tables = {
     },
     "split": {"name": "groups", "groups": 4, "classes_per_client": 4},
     "model": {"name": "lenet-bn"},
-    "training": {"local_epochs": 5, "lr": 0.01},
-    "schedule": {"rounds": 40},
+    "training": {"local_epochs": 2, "lr": 0.01},
+    "schedule": {"rounds": 100, "eval_every": 5},
 }
 DEMO_METHODS = ["local", "fedavg", "pfedla", "heurpfedla"]
