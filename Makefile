@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 LOOPS := src/pfedla/kernels/module.cpp src/pfedla/kernels/loops.inc
 
-.PHONY: help install demo test check sanitize soak docs format bench bench-peers clean
+.PHONY: help install demo test check sanitize soak audit docs format bench bench-peers clean
 
 help:
 	@echo "make demo    set up, then compare four methods on the embedded images (runs/demo)"
@@ -11,6 +11,7 @@ help:
 	@echo "make check   the checks alone: formatting, lint, types, tests"
 	@echo "make sanitize   the compiled loop's tests with GCC's address and undefined-behaviour sanitizers"
 	@echo "make soak    kill runs at random moments and resume them, for ten minutes"
+	@echo "make audit   ask the advisory databases about every installed package (needs the internet)"
 	@echo "make docs    the documentation as a site, build/docs/index.html; warnings are errors"
 	@echo "make format  format and fix what can be fixed"
 	@echo "make bench   speed and memory, as ratios within one run (docs/benchmarks.md); five minutes"
@@ -51,6 +52,10 @@ sanitize: install
 
 soak: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak --seconds 600
+
+audit: install
+	$(BIN)/python -m pip install --quiet pip-audit
+	$(BIN)/pip-audit --skip-editable
 
 docs: install
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs build/docs
