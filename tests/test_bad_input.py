@@ -82,6 +82,19 @@ def test_an_archive_that_unpacks_to_gigabytes_is_refused_unread(tmp_path: Path) 
     assert peak(read) < 2**27
 
 
+@pytest.mark.parametrize("name", ["ledger.npz", "diagnostics.npz"])
+def test_a_run_whose_arrays_unpack_to_gigabytes_is_refused_unread(name: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / name, layers=np.array(["fc"]), round=np.arange(1))
+    packed(tmp_path / name, "up", header_of((2**26, 1)), 2**29)
+    record = RunRecord(tmp_path)
+
+    def read() -> None:
+        with pytest.raises(RunError, match=r"expected data, found 0\.537 GB of arrays packed into"):
+            record._arrays(name)
+
+    assert peak(read) < 2**27
+
+
 def test_an_array_that_declares_more_than_it_holds_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "liar.npz"
     np.savez(path, y=np.zeros(3, np.int64), client=np.zeros(3, np.int64))

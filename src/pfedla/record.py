@@ -44,6 +44,7 @@ from pfedla.errors import RunError
 from pfedla.layers import Layers, LayerSpec
 from pfedla.ledger import Ledger
 from pfedla.modelfile import Description, save_model
+from pfedla.npz import check_sizes
 from pfedla.result import Result
 from pfedla.version import code
 
@@ -512,8 +513,10 @@ class RunRecord:
 
     def _arrays(self, name: str) -> dict[str, np.ndarray]:
         try:
-            with (self.path / name).open("rb") as file, np.load(file) as arrays:
-                return dict(arrays)
+            with (self.path / name).open("rb") as file:
+                check_sizes(file)
+                with np.load(file) as arrays:
+                    return dict(arrays)
         except Exception as error:  # a damaged archive can raise nearly anything
             raise RunError(f"cannot read {self.path / name}: {error}") from error
 

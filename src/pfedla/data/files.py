@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import math
-import os
 import pickle
 import re
 import struct
@@ -26,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pfedla.errors import DataError
+from pfedla.npz import OversizedError, check_sizes
 
 __all__ = [
     "ClientFile",
@@ -47,7 +47,6 @@ Shape = tuple[int, int, int]
 Reader = Callable[[Sequence[Traversable], Shape, int], tuple[Images, Labels]]
 """Files of one part, shape of an image, most images there can be -> images and labels."""
 
-SUSPICIOUS_BYTES, SUSPICIOUS_RATIO = 2**28, 100  # arrays are seldom so large, and never packed so well
 HOW = ": np.savez('name.npz', x=inputs, y=targets) writes such a file"
 _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile)
 
@@ -319,7 +318,7 @@ def _archive(file: Path, keys: Sequence[str], needed: int = 2) -> dict[str, npt.
     """Read those of the arrays `keys` that an `.npz` file has, of which the first are needed."""
     try:
         with _opened(file) as stream:
-            _check_sizes(file, stream, keys)
+            check_sizes(stream, keys)
             archive = np.load(stream, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise _wrong(file, "an .npz archive", "a single array")
@@ -328,6 +327,8 @@ def _archive(file: Path, keys: Sequence[str], needed: int = 2) -> dict[str, npt.
                     if key not in archive.files:
                         raise _wrong(file, f"an array {key!r}", _listed(archive.files) + HOW)
                 return {key: archive[key] for key in keys if key in archive.files}
+    except OversizedError as error:
+        raise _wrong(file, error.expected, error.found) from None
     except (ValueError, struct.error, NotImplementedError, RuntimeError, MemoryError, OverflowError) as error:
         raise _wrong(file, "an .npz archive of plain arrays", f"another thing ({error})") from None
 
@@ -336,31 +337,6 @@ def _listed(names: Sequence[str]) -> str:
     """Return the names of some arrays, for a message."""
     shown = [name if name.isprintable() else ascii(name) for name in names[:6]]
     return ", ".join(f"{name:.40}" for name in shown) + (", ..." if len(names) > 6 else "") or "no array"
-
-
-def _check_sizes(file: Path, stream: IO[bytes], keys: Sequence[str]) -> None:
-    """Refuse an archive whose arrays declare more than it holds, or unpack to far more than its size."""
-    if not zipfile.is_zipfile(stream):
-        stream.seek(0)
-        return
-    packed = stream.seek(0, os.SEEK_END)  # not what the members say of themselves
-    stream.seek(0)
-    with zipfile.ZipFile(stream) as archive:
-        members = [info for info in archive.infolist() if info.filename.removesuffix(".npy") in keys]
-        size = sum(info.file_size for info in members)
-        if size > SUSPICIOUS_BYTES and size > SUSPICIOUS_RATIO * packed:
-            raise _wrong(file, "data", f"{size / 1e9:.3g} GB of arrays packed into {packed / 1e6:.3g} MB")
-        for info in members:
-            with archive.open(info) as part:
-                version = np.lib.format.read_magic(part)
-                if version == (1, 0):
-                    shape, _, dtype = np.lib.format.read_array_header_1_0(part)
-                else:
-                    shape, _, dtype = np.lib.format.read_array_header_2_0(part)
-                declared = math.prod(shape) * dtype.itemsize
-            if declared > info.file_size:
-                raise _wrong(file, f"an array {info.filename} of {declared:,} bytes", f"{info.file_size:,}")
-    stream.seek(0)
 
 
 def _samples(
