@@ -25,6 +25,7 @@ from pfedla.errors import PfedlaError
 from pfedla.experiment import load, resume, run, run_experiment
 from pfedla.layers import Layers, LayerSpec
 from pfedla.modelfile import load_model
+from pfedla.newcomer import join
 from pfedla.objective import Binary, Classification, Custom, MultiLabel, Objective, PerPosition, Regression
 from pfedla.record import RunRecord
 from pfedla.result import Result
@@ -55,6 +56,7 @@ __all__ = [
     "Task",
     "Training",
     "__version__",
+    "join",
     "load",
     "load_dataset",
     "load_model",

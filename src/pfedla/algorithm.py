@@ -91,6 +91,20 @@ class Algorithm(Settings, ABC, Generic[State]):
         """
         return {}
 
+    def admit(self, state: State, rng: torch.Generator) -> State:  # noqa: ARG002
+        """Return the state with one more client, numbered last; what it holds of the others is as it was.
+
+        By default nobody is admitted.
+        """
+        raise ConfigError(f"{type(self).__name__} has no place for a client that joins later")
+
+    def attract(self, state: State, client: int, gradient: Layers, step: float) -> State:  # noqa: ARG002
+        """Let a newcomer's gradient, taken at the model it would be served, say from whom it learns.
+
+        By default nothing changes: there is nothing to choose.
+        """
+        return state
+
     def diagnostics(self, state: State) -> dict[str, Tensor]:  # noqa: ARG002
         """Return diagnostics to be recorded over the rounds, by name; weights are `alpha`."""
         return {}

@@ -228,6 +228,15 @@ class RunRecord:
 
         Metrics are as they were then. A damaged checkpoint is left for the one before it, and a warning says so.
         """
+        if found := self.latest(state, clients):
+            self.rewrite(found.history)
+            return found
+        with self._writing():
+            (self.path / METRICS).unlink(missing_ok=True)
+        return None
+
+    def latest(self, state: Any, clients: Any) -> Snapshot | None:
+        """Return the latest whole checkpoint, shaped as the given state; nothing is written."""
         damaged: list[str] = []
         for path in (self.path / name for name in CHECKPOINTS):
             if not path.exists():
@@ -239,12 +248,9 @@ class RunRecord:
                 continue
             for why in damaged:
                 log.warning("%s. The checkpoint before it is used, of round %d", why, found.t)
-            self.rewrite(found.history)
             return found
         if damaged:
             raise RunError(f"{'; '.join(damaged)}. No whole checkpoint is left: run it anew")
-        with self._writing():
-            (self.path / METRICS).unlink(missing_ok=True)
         return None
 
     def rewrite(self, history: list[dict[str, Any]]) -> None:

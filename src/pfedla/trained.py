@@ -23,7 +23,7 @@ from pfedla.record import RunRecord
 from pfedla.report.clients import client_rows
 from pfedla.training import EVALUATION_BATCH, Samples
 
-__all__ = ["FORMATS", "Predictions", "Standing", "export", "predict", "standing"]
+__all__ = ["FORMATS", "Predictions", "Standing", "export", "numbered", "predict", "standing"]
 
 FORMATS = ("state-dict", "torchscript", "onnx")
 Format = Literal["state-dict", "torchscript", "onnx"]
@@ -92,7 +92,7 @@ def predict(
         wanted = "pixels of type uint8" if facts["pixels"] else "numbers that are no bytes"
         raise DataError(f"the model was trained on {wanted}, and the inputs are {x.dtype}: give what it knows")
     classes: list[str] = facts.get("classes", [])
-    targets = None if y is None else _numbered(y, classes)
+    targets = None if y is None else numbered(y, classes)
     outputs = _outputs(module, Samples(x, np.zeros(len(x), np.int64)))
     objective = _objective(facts)
     if objective is None:
@@ -120,7 +120,7 @@ def _objective(facts: dict[str, Any]) -> Objective | None:
     return kind(**table) if kind else None
 
 
-def _numbered(y: np.ndarray, classes: list[str]) -> np.ndarray:
+def numbered(y: np.ndarray, classes: list[str]) -> np.ndarray:
     """Return targets as the model was trained on them: the numbers of classes, where they are labels."""
     if not classes:
         return y

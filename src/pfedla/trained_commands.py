@@ -11,9 +11,11 @@ from typing import Any
 import click
 from rich.console import Console
 
-from pfedla.data.files import load_inputs
+from pfedla.data.files import load_client, load_inputs
 from pfedla.errors import RunError
 from pfedla.models import import_object
+from pfedla.newcomer import Joined
+from pfedla.newcomer import join as join_run
 from pfedla.record import RunRecord
 from pfedla.report.clients import clients_table
 from pfedla.report.tables import counted
@@ -104,4 +106,55 @@ def export(run: Path, client: str, form: Format, out: Path, model: str | None) -
         _tell(f"outputs stand for {', '.join(about.classes)}")
 
 
-COMMANDS: tuple[click.Command, ...] = (clients, predict, export)
+@click.command()
+@_run
+@click.option("--data", "file", required=True, type=_path, metavar="FILE.npz", help="Its x and y; x_test, y_test.")
+@click.option("--name", help="What the newcomer is called; its file's name by default.")
+@click.option("--rounds", type=click.IntRange(0), default=5, show_default=True, help="How many rounds it trains.")
+@click.option(
+    "--gradients", type=click.IntRange(0), default=10, show_default=True, help="How many choose where it starts."
+)
+@click.option("-o", "--out", type=_path, metavar="FILE.safetensors", help="Where to write its model.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was measured as JSON.")
+@_model
+def join(
+    run: Path,
+    file: Path,
+    name: str | None,
+    rounds: int,
+    gradients: int,
+    out: Path | None,
+    as_json: bool,
+    model: str | None,
+) -> None:
+    """Let a new client join the federation that the run in folder RUN has trained; RUN itself is not changed."""
+    if not RunRecord(run).complete:
+        raise RunError(f"{run} holds no complete run")
+    facts = RunRecord(run).facts()
+    own = load_client(file, labels=bool(facts.get("classes")))
+    data: Any = (own.x, own.y) if own.x_test is None else (own.x, own.y, own.x_test, own.y_test)
+    found = join_run(run, data, name=name or own.name, rounds=rounds, gradients=gradients, model=_maker(model))
+    if as_json:
+        shown = {"history": found.history, "weights": found.weights}
+        sys.stdout.write(json.dumps(shown, indent=2, ensure_ascii=False) + "\n")
+    else:
+        _tell_joined(found, facts)
+    if out is not None:
+        found.save(out)
+        _tell(f"the model of {found.description.client} is in {out}")
+
+
+def _tell_joined(found: Joined, facts: dict[str, Any]) -> None:
+    """Print how a newcomer did, and from whom it learns."""
+    headline, client = facts["headline"], found.description.client
+    for line in found.history:
+        value = f"{100 * line[headline]:.2f} %" if facts.get("percent") else f"{line[headline]:.4g}"
+        when = "before its first round" if not line["round"] else f"after {counted(line['round'], 'round')}"
+        sys.stdout.write(f"{headline} of {client} {when}: {value}\n")
+    for layer, weights in found.weights.items():
+        most = sorted(weights.items(), key=lambda pair: -pair[1])[:3]
+        names = (f"{'itself' if other == client else other} {weight:.2f}" for other, weight in most)
+        sys.stdout.write(f"{layer} is learned from {', '.join(names)}\n")
+
+
+COMMANDS: tuple[click.Command, ...] = (clients, predict, export, join)

@@ -56,6 +56,10 @@ class FedAvg(Algorithm[SharedModel]):
             state.theta[key] += weighted_mean(delta, upload.examples)
         return state
 
+    def admit(self, state: SharedModel, rng: torch.Generator) -> SharedModel:  # noqa: ARG002
+        """Have the newcomer share the model."""
+        return state
+
 
 @dataclass(frozen=True)
 class Local(FedAvg):

@@ -193,6 +193,34 @@ class PFedLA(Hypernetworks[Clients]):
         """Return θ_i, the models that these clients trained last."""
         return {key: rows[ids] for key, rows in state.theta.items()}
 
+    def admit(self, state: Clients, rng: torch.Generator) -> Clients:
+        """Give the newcomer the mean model, and a hypernetwork with equal weights on everybody.
+
+        The others' weights on it start as the geometric mean of their weights: their ratios stay what they are.
+        """
+        theta, names = state.theta, _names(state.theta)
+        n = len(theta[names[0]])
+        body, heads = draw_hypernetworks(1, len(names), n + 1, self.embedding, self.hidden, rng)
+        heads["bias"] -= hypernetwork(body, heads)[0].log()  # a constant for each layer is left, which moves no softmax
+        return Clients(
+            {key: torch.cat([rows, rows.mean(0, keepdim=True)]) for key, rows in theta.items()},
+            _appended(state.body, self._optimizer.init(body)),
+            _appended(_widened(state.heads), self._optimizer.init(heads)),
+        )
+
+    def attract(self, state: Clients, client: int, gradient: Layers, step: float) -> Clients:
+        """Raise the logits of layers that the gradient points down to, by at most `step`.
+
+        Layers are compared with each other: one that hardly matters for the loss stays mixed.
+        """
+        names = _names(state.theta)
+        g = centred(inner_products({name: -gradient[name] for name in names}, state.theta, names))  # (1, L, N)
+        largest = g.abs().max()
+        if largest > 0:
+            rows = head_rows(torch.tensor([client]), len(names)).flatten()
+            state.heads.value["bias"][rows] += (step / largest * g[0]).to(state.heads.value["bias"])
+        return state
+
     def diagnostics(self, state: Clients) -> dict[str, Tensor]:
         """Return the aggregation weights of all clients, α `(N, L, N)`, and which layers stay at them, `(N, L)`."""
         alpha = hypernetwork(state.body.value, state.heads.value)
@@ -214,3 +242,21 @@ def _names(theta: Layers) -> tuple[str, ...]:
 def _rows(clients: Clients, ids: Tensor) -> tuple[Rows, Rows]:
     """Return the hypernetworks of these clients."""
     return clients.body.rows(ids), clients.heads.rows(head_rows(ids, len(_names(clients.theta))).flatten())
+
+
+def _widened(heads: TrainState) -> TrainState:
+    """Return heads with one more column, whose logit is the mean of the others'; its memory is empty."""
+    value = {name: torch.cat([x, x.mean(-1, keepdim=True)], -1) for name, x in heads.value.items()}
+    first, second = (
+        {name: torch.cat([x, torch.zeros_like(x[..., :1])], -1) for name, x in part.items()}
+        for part in (heads.first, heads.second)
+    )
+    return TrainState(value, first, second, heads.steps)
+
+
+def _appended(some: TrainState, more: TrainState) -> TrainState:
+    """Return rows and further rows."""
+    value, first, second = (
+        {name: torch.cat([x, y[name]]) for name, x in part.items()} for part, y in zip(some[:3], more[:3], strict=True)
+    )
+    return TrainState(value, first, second, torch.cat([some.steps, more.steps]))

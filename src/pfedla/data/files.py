@@ -33,6 +33,7 @@ __all__ = [
     "Labels",
     "Reader",
     "Shape",
+    "load_client",
     "load_column",
     "load_folder",
     "load_inputs",
@@ -248,7 +249,7 @@ def load_folder(path: Path, *, labels: bool = True) -> list[ClientFile]:
         kinds = Counter(file.suffix for file in path.iterdir() if file.suffix and file.suffix.isprintable())
         other = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common(3))
         raise DataError(f"{path}: expected one .npz file for each client, found {other + HOW if other else 'none'}")
-    clients = [_client(file, labels) for file in files]
+    clients = [load_client(file, labels=labels) for file in files]
     first = clients[0].x
     for file, client in zip(files, clients, strict=True):
         for key, x in (("x", client.x), ("x_test", client.x_test)):
@@ -286,8 +287,14 @@ def load_column(file: Path, *, labels: bool = True) -> list[ClientFile]:
     return [ClientFile(str(name), x[column == name], y[column == name], None, None) for name in np.unique(column)]
 
 
-def _client(file: Path, labels: bool) -> ClientFile:
-    """Read one client's file and check it."""
+def load_client(file: Path, *, labels: bool = True) -> ClientFile:
+    """Read one client's `.npz` file, with `x` and `y`, and `x_test` and `y_test` if it brings test data.
+
+    Raises
+    ------
+    DataError
+        The file is damaged or does not fit.
+    """
     arrays = _archive(file, ("x", "y", "x_test", "y_test"))
     x, y = _samples(file, arrays, "x", "y", labels)
     if "x_test" in arrays or "y_test" in arrays:
