@@ -28,6 +28,7 @@ from pfedla.layers import Groups, Layers, LayerSpec
 from pfedla.models import Model, check_model, make_model, model_name, seeded
 from pfedla.objective import Classification, Objective
 from pfedla.pool import Pool, local_pool
+from pfedla.randomness import stream
 from pfedla.record import RunRecord
 from pfedla.report.live import watched
 from pfedla.result import Result
@@ -49,6 +50,7 @@ __all__ = [
     "run",
     "run_experiment",
     "run_on",
+    "widen_run",
 ]
 
 ROUNDS = "schedule.rounds"
@@ -408,7 +410,68 @@ def open_run(
     experiment: Experiment, names: Sequence[str], examples: Sequence[int], out: Path | str, *, resume: bool = False
 ) -> RunRecord:
     """Open the record of a run whose clients, known by name and number of examples, have their data elsewhere."""
-    facts = {
+    facts = _elsewhere(experiment, names, [[count, 0] for count in examples])
+    if not resume:
+        return RunRecord.create(out, experiment.toml(), facts)
+    known = RunRecord.unfinished(out).facts()
+    _refuse_changes(out, known, experiment, "the deployment")
+    if known.get("names") != facts["names"]:
+        raise RunError(f"the run in {out} was started with other clients: {', '.join(known.get('names', []))}")
+    return RunRecord.resume(out)
+
+
+def widen_run(
+    path: Path | str, experiment: Experiment, name: str, setting: Setting, fleet: Any, wider: Any, out: Path | str
+) -> int:
+    """Copy a run whose clients are elsewhere, complete or not, to `out` with a row for one more; return its round.
+
+    It stays the same run, under the same id, and can be resumed. `experiment` has the settings from then on; `fleet` is
+    like the snapshot of the clients that the run has, and `wider` makes that of one more from it.
+    """
+    old, n = RunRecord(path), experiment.data.clients - 1
+    facts = old.facts()
+    if old.state == "running":
+        raise RunError(f"the run in {old.path} is under way: stop it first")
+    if len(facts["names"]) != n:
+        raise RunError(f"the run in {old.path} has {len(facts['names'])} clients, not {n}")
+    before = replace(experiment, data=replace(experiment.data, clients=n))
+    _refuse_changes(path, facts, before, "the deployment")
+    algorithm, seed = setting.algorithm, experiment.schedule.seed
+    saved = old.latest(algorithm.init(setting.spec.read(setting.template), n, stream(seed, "init")), fleet)
+    if saved is None:
+        raise RunError(f"{old.path} has no checkpoint")
+    if saved.t >= experiment.schedule.rounds:
+        raise RunError(f"the run has had its {saved.t} rounds: raise schedule.rounds for those with {name}")
+    for line in saved.history:
+        line["clients"] = {metric: [*values, None] for metric, values in line["clients"].items()}
+    snapshot = saved._replace(
+        state=algorithm.admit(saved.state, stream(seed, "join", name)),
+        clients=wider(saved.clients),
+        diagnostics={t: _padded(record) for t, record in saved.diagnostics.items()},
+    )
+    samples = [*facts["samples"], [0, 0]]
+    known = _elsewhere(experiment, [*facts["names"], name], samples) | {"id": facts["id"]}
+    record = RunRecord.create(out, experiment.toml(), known)
+    try:
+        record.rewrite(snapshot.history)
+        record.checkpoint(snapshot)
+    finally:
+        record.release()
+    return saved.t
+
+
+def _padded(diagnostics: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return diagnostics with a row, and of weights a column, of zeros for one more client."""
+    axes = {"alpha": (0, 2)}
+    return {
+        name: np.pad(values, [(0, int(axis in axes.get(name, (0,)))) for axis in range(values.ndim)])
+        for name, values in diagnostics.items()
+    }
+
+
+def _elsewhere(experiment: Experiment, names: Sequence[str], samples: list[list[int]]) -> dict[str, Any]:
+    """Return what is known of a run whose clients have their data elsewhere."""
+    return {
         "version": __version__,
         "commit": commit(),
         "model": PYTHON,
@@ -418,18 +481,11 @@ def open_run(
         "outputs": 0,
         "classes": [],
         "groups": None,
-        "samples": [[count, 0] for count in examples],
+        "samples": samples,
         "settings": json.loads(_settings(experiment)),
         "data": "",  # it lies with the clients
         "fingerprint": _fingerprint(experiment, ""),
     }
-    if not resume:
-        return RunRecord.create(out, experiment.toml(), facts)
-    known = RunRecord.unfinished(out).facts()
-    _refuse_changes(out, known, experiment, "the deployment")
-    if known.get("names") != facts["names"]:
-        raise RunError(f"the run in {out} was started with other clients: {', '.join(known.get('names', []))}")
-    return RunRecord.resume(out)
 
 
 def run_on(

@@ -105,6 +105,7 @@ class FlowerFleet:
     def restore(self, snapshot: Mapping[str, Tensor]) -> None:
         """Go back to these versions, and ask the sites whether they still have them."""
         self.versions, self._staged = snapshot["versions"], {}
+        self.forgot = set((self.versions == 0).nonzero().flatten().tolist())  # they have nothing, and are sent all
         here = self._roster.look()
         asked = [c for c, node in self._roster.nodes.items() if node in here and self.versions[c]]
         messages = {client: self._message(KEPT, client, 0, b"") for client in asked}
