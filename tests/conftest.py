@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 import torch
 
+from pfedla import cli
 from pfedla.algorithm import Algorithm
 from tests import world
 
@@ -24,3 +26,23 @@ QUICK = ("fedavg", "fedper", "fedfomo", "pfedla", "heurpfedla", "pfedla-peers") 
 def algorithm(request: pytest.FixtureRequest) -> Algorithm[Any]:
     """Every method; most of them only where slow tests run, too."""
     return world.METHODS[request.param]()
+
+
+@pytest.fixture
+def pfedla(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Call the command line; return exit code, standard output and standard error."""
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["pfedla", *words])
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        assert "\x1b" not in out + err  # no colour where it is piped
+        return code, out, err
+
+    return call

@@ -40,26 +40,6 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
-@pytest.fixture
-def pfedla(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Call the command line; return exit code, standard output and standard error."""
-
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["pfedla", *words])
-        monkeypatch.setattr(sys, "path", [*sys.path])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        out, err = capsys.readouterr()
-        assert "Traceback" not in out + err
-        assert "\x1b" not in out + err  # no colour where it is piped
-        return code, out, err
-
-    return call
-
-
 def test_json_is_the_summary_and_nothing_else(pfedla: Any) -> None:
     code, out, err = pfedla("run", *SMALL, "--out", "here", "--json")
     assert code == 0

@@ -151,7 +151,8 @@ def _run(
         inspector.lengths, inspector.usual, inspector.refused = saved.lengths, saved.usual, saved.refused
         fleet.restore(saved.clients)
         history = [line for line in saved.history if schedule.evaluates(line["round"])]  # a longer run has another last
-        record.rewrite(history)
+        if len(history) < len(saved.history):
+            record.rewrite(history)
         before = saved.seconds
         diagnostics.records = {t: x for t, x in saved.diagnostics.items() if schedule.evaluates(t)}
     started = time.perf_counter()
