@@ -4,6 +4,7 @@ Beside pFedLA's newcomer stand FedAvg's model, as it is and trained on by the ne
 from the first model, as many rounds. Every line is the mean over newcomers; results are collected as JSON.
 
     python -m experiments.newcomers experiments/methods-cifar10-non-iid-1.toml --seeds 3 --json results/newcomers.json
+    python -m experiments.newcomers --json results/newcomers.json    # the table
 """
 
 from __future__ import annotations
@@ -75,10 +76,28 @@ def measure(experiment: Experiment, newcomers: int, gradients: int) -> list[dict
     return rows
 
 
+def table(found: dict[str, Any]) -> str:
+    """Return what was collected as a Markdown table: mean ± standard deviation over seeds, in %."""
+    columns = list(dict.fromkeys(key.partition(", seed")[0] for key in found))
+    methods = list(dict.fromkeys(row["method"] for one in found.values() for row in one["rows"]))
+    head = [f"{column}, {t} rounds" for column in columns for t in ROUNDS]
+    lines = [f"| newcomer of | {' | '.join(head)} |", "| --- |" + " --- |" * len(head)]
+    for method in methods:
+        cells = []
+        for column in columns:
+            rows = [row for key, one in found.items() if key.startswith(f"{column},") for row in one["rows"]]
+            for t in ROUNDS:
+                values = [100 * row[str(t)] for row in rows if row["method"] == method]
+                spread = f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
+                cells.append(f"{np.mean(values):.2f}{spread}" if values else "-")
+        lines.append(f"| {method} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     """Measure, print and collect."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("configs", nargs="+", type=Path)
+    parser.add_argument("configs", nargs="*", type=Path)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--newcomers", type=int, default=3)
@@ -89,6 +108,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     found: dict[str, Any] = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
+    if not options.configs:
+        sys.stdout.write(table(found))
     for config in options.configs:
         for seed in range(options.seeds):
             key = f"{config.stem}, seed {seed}"

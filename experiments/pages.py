@@ -5,29 +5,34 @@ A table stands in a page between two comments, of which the first is the command
     <!-- pfedla table results/demo.json --value headline --value worst -->
     <!-- end -->
 
-`pfedla paper NAME --print --results results/paper` stands in a page in the same way.
+`pfedla paper NAME --print --results results/paper` stands in a page in the same way, and the table of newcomers as
+`python -m experiments.newcomers --json results/newcomers.json`.
 
 A test runs the same and compares.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
 
 from click.testing import CliRunner
 
+from experiments.newcomers import table
 from pfedla.cli import cli
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "results" / "README.md")
+NEWCOMERS = re.compile(r"(<!-- python -m experiments.newcomers --json (\S+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 TABLE = re.compile(r"(<!-- pfedla ((?:table|groups|paper) [^>]*?) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 
 
 def written(text: str) -> str:
     """Return a page with its tables printed anew."""
-    return TABLE.sub(lambda found: found[1] + printed(found[2]) + found[3], text)
+    text = TABLE.sub(lambda found: found[1] + printed(found[2]) + found[3], text)
+    return NEWCOMERS.sub(lambda found: found[1] + table(json.loads((ROOT / found[2]).read_text())) + found[3], text)
 
 
 def printed(command: str) -> str:

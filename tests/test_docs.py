@@ -92,6 +92,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for site in range(3):
         x = rng.normal(size=(30, 5)).astype(np.float32)
         np.savez(here / "hospitals" / f"site-{site}.npz", x=x, y=(x[:, 0] > 0).astype(np.int64))
+    x = rng.normal(size=(30, 5)).astype(np.float32)
+    np.savez(here / "new-site.npz", x=x, y=(x[:, 0] > 0).astype(np.int64))
     np.savez(here / "new.npz", x=rng.normal(size=(3, 5)).astype(np.float32))
     about = Description("site-2", "mlp", (5,), 2, ("0", "1"), ("fc1", "fc2"), False)
     save_model(here / "site-2.safetensors", MODELS["mlp"]((5,), 2), about)
