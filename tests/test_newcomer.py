@@ -55,18 +55,21 @@ def test_the_others_keep_their_models_and_the_ratios_of_their_weights() -> None:
     assert len(after.heads.steps) == 4 * 2
 
 
-def test_a_gradient_raises_the_weight_of_whoever_it_points_to_by_at_most_a_step() -> None:
+@pytest.mark.parametrize("by_layer", [False, True])
+def test_a_direction_raises_the_weight_of_whoever_lies_there_by_at_most_a_step(by_layer: bool) -> None:
     method, state = trained()
     state = method.admit(state, stream(0, "join"))
-    gradient = {key: rows[3:] - rows[1:2] for key, rows in state.theta.items()}  # downhill from the mean lies client 1
+    downhill = {key: rows[1:2] - rows[3:] for key, rows in state.theta.items()}  # from the mean lies client 1
     before = weights(state)
     others = before[:3].clone()
-    after = method.attract(state, 3, gradient, 0.5)
+    after = method.attract(state, 3, downhill, 0.5, by_layer=by_layer)
     alpha = weights(after)
     assert (alpha[3].argmax(-1) == 1).all()
     shift = (alpha[3] / before[3]).log()
     shift -= shift.mean(-1, keepdim=True)
-    assert float(shift.abs().max()) == pytest.approx(0.5, rel=1e-4)
+    largest = shift.abs().amax(-1)
+    assert float(largest.max()) == pytest.approx(0.5, rel=1e-4)
+    assert (float(largest.min()) == pytest.approx(0.5, rel=1e-4)) == by_layer
     torch.testing.assert_close(alpha[:3], others)
 
 
@@ -76,7 +79,8 @@ def test_models_that_are_all_alike_attract_nobody() -> None:
         rows[:] = rows[:1].clone()
     state = method.admit(state, stream(0, "join"))
     before = weights(state)
-    torch.testing.assert_close(weights(method.attract(state, 3, theta(1), 1.0)), before)
+    for by_layer in (False, True):
+        torch.testing.assert_close(weights(method.attract(state, 3, theta(1), 1.0, by_layer=by_layer)), before)
 
 
 def groups(clients: int, seed: int = 0, samples: int = 60) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -98,10 +98,11 @@ class Algorithm(Settings, ABC, Generic[State]):
         """
         raise ConfigError(f"{type(self).__name__} has no place for a client that joins later")
 
-    def attract(self, state: State, client: int, gradient: Layers, step: float) -> State:  # noqa: ARG002
-        """Let a newcomer's gradient, taken at the model it would be served, say from whom it learns.
+    def attract(self, state: State, client: int, downhill: Layers, step: float, *, by_layer: bool) -> State:  # noqa: ARG002
+        """Let the direction in which a newcomer's loss falls, from the model it is served, say from whom it learns.
 
-        By default nothing changes: there is nothing to choose.
+        `step` is how far at most, in each layer by itself (`by_layer`) or in the one that matters most. By default
+        nothing changes: there is nothing to choose.
         """
         return state
 

@@ -208,17 +208,13 @@ class PFedLA(Hypernetworks[Clients]):
             _appended(_widened(state.heads), self._optimizer.init(heads)),
         )
 
-    def attract(self, state: Clients, client: int, gradient: Layers, step: float) -> Clients:
-        """Raise the logits of layers that the gradient points down to, by at most `step`.
-
-        Layers are compared with each other: one that hardly matters for the loss stays mixed.
-        """
+    def attract(self, state: Clients, client: int, downhill: Layers, step: float, *, by_layer: bool) -> Clients:
+        """Raise the logits of clients whose layers lie downhill, the highest by `step` more than the mean."""
         names = _names(state.theta)
-        g = centred(inner_products({name: -gradient[name] for name in names}, state.theta, names))  # (1, L, N)
-        largest = g.abs().max()
-        if largest > 0:
-            rows = head_rows(torch.tensor([client]), len(names)).flatten()
-            state.heads.value["bias"][rows] += (step / largest * g[0]).to(state.heads.value["bias"])
+        g = centred(inner_products({name: downhill[name] for name in names}, state.theta, names))[0]  # (L, N)
+        most = g.abs().amax(-1, keepdim=True) if by_layer else g.abs().max()
+        rows = head_rows(torch.tensor([client]), len(names)).flatten()
+        state.heads.value["bias"][rows] += (step * g / most).nan_to_num(0).to(state.heads.value["bias"])
         return state
 
     def diagnostics(self, state: Clients) -> dict[str, Tensor]:
