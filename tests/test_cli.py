@@ -122,7 +122,7 @@ def test_runs_without_a_name_never_meet(pfedla: Any) -> None:
         (["run", "--split", "classes"], 2, "for each of the 10 clients (data.clients), not 0 (--clients)"),
         (["run", "--folder", "nowhere"], 1, "nowhere"),
         (["run", "--resume", "nowhere"], 1, "nowhere holds no run to resume"),
-        (["run", "--resume", "nowhere", "--lr", "3"], 2, "takes --workers and --rounds alone"),
+        (["run", "--resume", "nowhere", "--lr", "3"], 2, "takes --workers, --track and --rounds alone"),
         (["run", "--resume", "nowhere", "--rounds", "3"], 1, "nowhere holds no run to resume"),
         (["compare"], 2, "name at least one method"),
         (["compare", "-a", "pfedla", "-a", "pfedla"], 2, "named twice: pfedla"),

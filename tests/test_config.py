@@ -253,7 +253,7 @@ def test_a_class_of_ones_own_is_named_by_where_it_is() -> None:
 
 def test_the_machine_decides_nothing() -> None:
     one = Experiment(PFedLA(retain=1), schedule=Schedule(rounds=3))
-    elsewhere = Machine(3, "cuda", "disk", "ray", "auto", "/data", True, False, 7, False)
+    elsewhere = Machine(3, "cuda", "disk", "ray", "auto", "/data", True, False, 7, False, ("mlflow",))
     defaults = Machine()
     assert all(getattr(elsewhere, name) != getattr(defaults, name) for name in vars(defaults))
     assert one.decisive() == replace(one, machine=elsewhere).decisive()

@@ -30,6 +30,7 @@ from pfedla.objective import Binary, Classification, Custom, MultiLabel, Objecti
 from pfedla.record import RunRecord
 from pfedla.result import Result
 from pfedla.rounds import Progress
+from pfedla.trackers import Tracker
 from pfedla.training import Task, Training
 from pfedla.version import __version__
 from pfedla.wire import Payload
@@ -54,6 +55,7 @@ __all__ = [
     "Result",
     "RunRecord",
     "Task",
+    "Tracker",
     "Training",
     "__version__",
     "join",

@@ -47,6 +47,7 @@ from pfedla.report.pareto import draw_pareto, frontier, points, smallest
 from pfedla.report.tables import VALUES, comparison_table, overview
 from pfedla.report.weights import draw_result, draw_retained
 from pfedla.result import Result
+from pfedla.trackers import TRACKERS
 from pfedla.trained_commands import COMMANDS
 from pfedla.version import __version__
 
@@ -89,6 +90,8 @@ def _settings(*tables: tuple[tuple[str, str, type, str], ...]) -> Callable[[Comm
         @functools.wraps(command)
         def gathered(config: Path | None, download: bool, assign: tuple[str, ...], **rest: Any) -> None:
             given: Tables = {"machine": {"download": True}} if download else {}
+            if track := rest.pop("track", ()):
+                given.setdefault("machine", {})["track"] = list(track)
             for name, address, _, _ in options:
                 value = rest.pop(name.replace("-", "_"))
                 if value is not None:
@@ -141,6 +144,12 @@ _codec = click.option(
     metavar="[up=|down=]NAME",
     help=f"How layers travel: up=int8, down=float16, keep=0.05 for up=top-k, or both ways {', '.join(PRESETS)}.",
 )
+_track = click.option(
+    "--track",
+    multiple=True,
+    metavar="NAME",
+    help=f"Send figures, weights and settings to {', '.join(TRACKERS)} as the run goes on.",
+)
 _seeds = click.option("--seeds", type=click.IntRange(min=1), default=1, help="How many seeds to run: 0, 1, ...")
 
 
@@ -163,6 +172,7 @@ cli.add_command(deploy)
 @cli.command()
 @_settings(METHOD_OPTION, DATA_OPTIONS, RUN_OPTIONS)
 @_codec
+@_track
 @click.option("--out", type=_path, help="The run directory; a new one under runs/ by default.")
 @click.option("--resume", type=_path, metavar="DIR", help="Resume the run in DIR; with --rounds it becomes longer.")
 @_overwrite
@@ -179,12 +189,13 @@ def run(
 ) -> None:
     """Run one method."""
     console = Console(stderr=True, quiet=quiet)
-    workers, rounds = changes.get("machine", {}).get("workers"), changes.get("schedule", {}).get("rounds")
+    machine, rounds = changes.get("machine", {}), changes.get("schedule", {}).get("rounds")
     if resume:
-        if {f"{section}.{key}" for section in settings for key in settings[section]} - {"machine.workers", ROUNDS} or (
-            out or overwrite
-        ):
-            raise ConfigError("a run is resumed as it was configured: --resume takes --workers and --rounds alone")
+        named = {f"{section}.{key}" for section in settings for key in settings[section]}
+        if named - {"machine.workers", "machine.track", ROUNDS} or out or overwrite:
+            raise ConfigError(
+                "a run is resumed as it was configured: --resume takes --workers, --track and --rounds alone"
+            )
         out = resume
         experiment = experiment_of(resume, rounds)
     else:
@@ -198,7 +209,8 @@ def run(
         with redirect_stdout(sys.stderr), Live(console) as live:
             live.start(label, experiment.schedule.rounds)
             if resume:
-                result = resume_run(resume, live, workers=workers, rounds=rounds, federation=federation)
+                other = {key: machine.get(key) for key in ("workers", "track")}
+                result = resume_run(resume, live, rounds=rounds, federation=federation, **other)
             else:
                 result = run_experiment(experiment, out, overwrite=overwrite, watch=live, federation=federation)
     except KeyboardInterrupt:
@@ -215,6 +227,7 @@ def run(
 @cli.command()
 @_settings(DATA_OPTIONS, RUN_OPTIONS)
 @_codec
+@_track
 @click.option(
     "--algorithm",
     "-a",
@@ -508,7 +521,8 @@ def _with_options(text: str) -> str:
     addresses = [(address, f"--{name}") for name, address, _, _ in options]
     addresses += [(f"codec.{key}", "--codec") for key in ("up", "down", "keep")]
     out = "--runs" if sys.argv[1:2] == ["paper"] else "--out"
-    addresses += [("machine.download", "--download"), ("(out)", out), ("overwrite it", "--overwrite")]
+    addresses += [("machine.track", "--track"), ("machine.download", "--download")]
+    addresses += [("(out)", out), ("overwrite it", "--overwrite")]
     words = {*re.findall(r"[a-z_]+\.[a-z_]+", text), *re.findall(r"\(out\)|overwrite it", text)}
     found = [option for address, option in addresses if address in words]
     return text.replace(" (out)", "") + (f" ({', '.join(found)})" if found else "")

@@ -181,7 +181,8 @@ def carry_out(
     if stands == "new":
         return run_experiment(experiment, path, overwrite=overwrite, watch=watch, federation=federation)
     more = experiment.schedule.rounds if stands == "shorter" else None
-    return resume(path, watch, workers=experiment.machine.workers, rounds=more, federation=federation)
+    machine = experiment.machine
+    return resume(path, watch, workers=machine.workers, rounds=more, track=machine.track, federation=federation)
 
 
 def read_comparison(path: Path) -> list[dict[str, Any]]:

@@ -85,6 +85,7 @@ class Machine(Settings):
     checkpoints: bool = True  # at regular intervals and at the end; without, only at Ctrl-C and the like
     checkpoint_every: NonNegative = 60.0  # seconds, and so seldom that they take no more than a fiftieth of the time
     keep_models: bool = True  # make and write every client's personalized model at the end
+    track: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = ()  # where figures go, too, as the run goes on
 
 
 @dataclass(frozen=True)

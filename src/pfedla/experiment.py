@@ -6,7 +6,9 @@ import copy
 import hashlib
 import json
 import tempfile
+import uuid
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,9 +34,10 @@ from pfedla.randomness import stream
 from pfedla.record import RunRecord
 from pfedla.report.live import watched
 from pfedla.result import Result
-from pfedla.rounds import Outcome, Schedule, Watch, participants
+from pfedla.rounds import Outcome, Schedule, Track, Watch, participants
 from pfedla.rounds import run as run_rounds
 from pfedla.storage import mapped
+from pfedla.trackers import Tracked, Tracker, asked_for, tracked, trackers_of
 from pfedla.training import Training
 from pfedla.version import __version__, commit
 
@@ -93,15 +96,20 @@ def resume(
     *,
     workers: int | None = None,
     rounds: int | None = None,
+    track: Sequence[str] | None = None,
     federation: Federation | None = None,
 ) -> Result:
     """Resume an unfinished run from its checkpoint; the result is as if it had never stopped.
 
-    With `rounds` a run, complete or not, is made longer. Its configuration and data must be as they were.
+    With `rounds` a run, complete or not, is made longer. Its configuration and data must be as they were; `workers`
+    and `track` may differ.
     """
     experiment = experiment_of(path, rounds)
     if workers is not None:
         experiment = replace(experiment, machine=replace(experiment.machine, workers=workers))
+    if track is not None:
+        machine = replace(experiment.machine, track=track)  # type: ignore[arg-type]  # which checks it
+        experiment = replace(experiment, machine=machine)
     federation = federation or federation_of(experiment)
     setting = prepare(experiment, federation)
     return _run(setting, experiment, federation, _reopened(path, experiment, federation), watch)
@@ -159,6 +167,7 @@ def run(
     out: Path | str | None = None,
     overwrite: bool = False,
     resume: bool = False,
+    track: str | Tracker | Sequence[str | Tracker] = (),
     watch: Watch | None = None,
     progress: bool | None = None,
 ) -> Result:
@@ -213,6 +222,9 @@ def run(
         Replace the run that `out` holds.
     resume
         Resume the unfinished run that `out` holds, which was started with the same arguments.
+    track
+        Where figures, weights and settings go as the run goes on: `"tensorboard"`, `"mlflow"`, `"wandb"`, a
+        `pfedla.Tracker` of your own, or several of them.
     watch
         Called after every round with a `pfedla.Progress`. If it returns False, that round is the last: the result, and
         what lies in `out`, are those of a run of so many rounds.
@@ -229,6 +241,7 @@ def run(
     objective = objective or Classification()
     if not isinstance(objective, Objective):
         raise ConfigError(f"objective must be one such as pfedla.Regression(), not {objective!r}")
+    asked, trackers = asked_for(track)
     known_clients = named(clients)
     data = Data(clients=max(1, len(known_clients)), train_fraction=train_fraction, validation=validation)
     given, names = list(known_clients.values()), list(known_clients)
@@ -241,7 +254,7 @@ def run(
         training=training or Training(),
         codec=codec or Codec(),
         schedule=Schedule(seed, rounds, participants, eval_every),
-        machine=Machine(workers, device, storage, fleet, keep_models=keep_models),
+        machine=Machine(workers, device, storage, fleet, keep_models=keep_models, track=asked),
     )
     template = _first_model(model, seed)
     setting = _setting(experiment, template, LayerSpec.of(template, layers), federation)
@@ -257,7 +270,7 @@ def run(
     else:
         record = RunRecord.create(out, experiment.toml(), facts, overwrite=overwrite) if out else None
     with watched(algorithm_name(algorithm), rounds, watch, progress, federation.note) as told:
-        return _run(setting, experiment, federation, record, told)
+        return _run(setting, experiment, federation, record, told, trackers)
 
 
 def prepare(experiment: Experiment, federation: Federation) -> Setting:
@@ -283,6 +296,7 @@ def assemble(experiment: Experiment, model: Callable[[], nn.Module]) -> Setting:
 def _setting(experiment: Experiment, template: nn.Module, spec: LayerSpec, federation: Federation) -> Setting:
     """Put together what is fixed for a run; refuse what does not fit the data, the method or the machine."""
     _pool_of(experiment.machine)
+    trackers_of(experiment.machine.track)
     setting = _assemble(experiment, template, spec, federation.names)
     check_model(template, experiment.objective, federation.data, federation.names)
     participants(experiment.schedule, 0, len(federation.data))
@@ -494,8 +508,10 @@ def run_on(
     """Run all rounds on clients that are elsewhere, with a checkpoint after each, and write the results."""
     facts = record.facts()
     names, samples = facts["names"], facts["samples"]
+    schedule, trackers = experiment.schedule, trackers_of(experiment.machine.track)
     try:
-        outcome = run_rounds(setting, fleet, len(names), experiment.schedule, record, watch, checkpoint_every=0)
+        with _tracked(trackers, experiment, record, setting.spec) as track:
+            outcome = run_rounds(setting, fleet, len(names), schedule, record, watch, checkpoint_every=0, track=track)
         result = _result(setting, experiment, names, samples, outcome)
         record.finish(result, resumable=True)
     except BaseException as error:
@@ -506,8 +522,30 @@ def run_on(
     return result
 
 
+def _tracked(
+    trackers: Sequence[Tracker],
+    experiment: Experiment,
+    record: RunRecord | None,
+    spec: LayerSpec,
+    groups: Sequence[int] | None = None,
+) -> AbstractContextManager[Track | None]:
+    """Have trackers told of a run, if there are any."""
+    if not trackers:
+        return nullcontext()
+    folder = record.path.resolve() if record else None
+    known = record.facts()["id"] if record else uuid.uuid4().hex
+    name = folder.name if folder else f"{algorithm_name(experiment.algorithm)}-seed{experiment.schedule.seed}"
+    run = Tracked(known, name, folder, experiment.toml(), _flat(experiment.tables()))
+    return tracked(trackers, run, experiment.schedule, spec.names, groups)
+
+
 def _run(
-    setting: Setting, experiment: Experiment, federation: Federation, record: RunRecord | None, watch: Watch | None
+    setting: Setting,
+    experiment: Experiment,
+    federation: Federation,
+    record: RunRecord | None,
+    watch: Watch | None,
+    trackers: Sequence[Tracker] = (),
 ) -> Result:
     """Run all rounds on a simulated fleet, and write the results."""
     machine, schedule, n = experiment.machine, experiment.schedule, len(federation.data)
@@ -515,11 +553,12 @@ def _run(
     try:
         pool = _pool_of(machine)(setting, federation.data, machine.workers)
         try:
-            with mapped(place):
+            trackers = [*trackers_of(machine.track), *trackers]
+            with mapped(place), _tracked(trackers, experiment, record, setting.spec, federation.groups) as track:
                 fleet = SimulatedFleet(setting, federation.data, pool)
                 every = machine.checkpoint_every if machine.checkpoints else None
-                models = machine.keep_models
-                outcome = run_rounds(setting, fleet, n, schedule, record, watch, checkpoint_every=every, models=models)
+                how: dict[str, Any] = {"checkpoint_every": every, "models": machine.keep_models, "track": track}
+                outcome = run_rounds(setting, fleet, n, schedule, record, watch, **how)
         finally:
             pool.close()
         ended = outcome.history[-1]["round"]

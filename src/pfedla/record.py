@@ -14,6 +14,7 @@ checkpoint.safetensors  where the run is resumed, or made longer; the one before
 error.txt               why the run failed
 writer.json             while a process writes here: which
 report.html             the page that `pfedla report` wrote
+tensorboard/            what TensorBoard shows of the run, if it is tracked there
 ======================  ==========================================================================
 """
 
@@ -54,14 +55,15 @@ try:
 except ImportError:  # not on Windows: there is no lock, and no run is seen to be under way
     fcntl = None
 
-__all__ = ["LAYERS", "PAGE", "ROUND", "RunRecord", "Snapshot", "State", "locked", "write_text"]
+__all__ = ["EVENTS", "LAYERS", "PAGE", "ROUND", "RunRecord", "Snapshot", "State", "locked", "write_text"]
 
 CONFIG, FACTS, METRICS, SUMMARY = "config.toml", "run.json", "metrics.jsonl", "summary.json"
 LEDGER, DIAGNOSTICS, ERROR = "ledger.npz", "diagnostics.npz", "error.txt"
 CHECKPOINTS = "checkpoint.safetensors", "checkpoint-before.safetensors"  # the latest, and the one before it
-MODELS, PICTURES, PAGE = "models", ("weights.png", "retained.png"), "report.html"
+MODELS, EVENTS, PICTURES, PAGE = "models", "tensorboard", ("weights.png", "retained.png"), "report.html"
 WRITER = "writer.json"  # who writes here now
-OURS = {CONFIG, FACTS, METRICS, SUMMARY, LEDGER, DIAGNOSTICS, ERROR, WRITER, MODELS, PAGE, *CHECKPOINTS, *PICTURES}
+OURS = {CONFIG, FACTS, METRICS, SUMMARY, LEDGER, DIAGNOSTICS, ERROR, WRITER, MODELS, EVENTS, PAGE}
+OURS |= {*CHECKPOINTS, *PICTURES}
 MOST_COUNTS = 50_000_000  # of clients' classes that are read at once
 FORMAT = 2  # of what lies here: a run is resumed only if it is the same
 ROUND, LAYERS = "round", "layers"  # beside a method's own names in the diagnostics
@@ -555,9 +557,10 @@ class RunRecord:
         return True
 
     def _clear(self) -> None:
-        for name in OURS - {WRITER, MODELS}:
+        for name in OURS - {WRITER, MODELS, EVENTS}:
             (self.path / name).unlink(missing_ok=True)
-        shutil.rmtree(self.path / MODELS, ignore_errors=True)
+        for name in (MODELS, EVENTS):
+            shutil.rmtree(self.path / name, ignore_errors=True)
 
 
 def _let_go_of_locks() -> None:

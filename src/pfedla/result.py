@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,20 @@ from pfedla.errors import ConfigError, RunError, unknown_name
 from pfedla.layers import Layers, LayerSpec
 from pfedla.ledger import Ledger
 
-__all__ = ["Result"]
+__all__ = ["Result", "weights_of"]
+
+
+def weights_of(diagnostics: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    """Return a method's weights, `(..., clients, layers, clients)`; those on candidates spread over everybody."""
+    if "alpha" not in diagnostics:
+        return None
+    alpha = diagnostics["alpha"]
+    if "candidates" not in diagnostics:
+        return alpha
+    candidates = diagnostics["candidates"]
+    everybody = np.zeros((*alpha.shape[:-1], alpha.shape[-3]), alpha.dtype)
+    np.put_along_axis(everybody, np.broadcast_to(candidates[..., :, None, :], alpha.shape), alpha, axis=-1)
+    return everybody
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,16 +60,8 @@ class Result:
         return self._weights(-1)
 
     def _weights(self, index: int | slice) -> np.ndarray | None:
-        """Return the weights of some records; those on candidates spread over everybody, 0 elsewhere."""
-        if "alpha" not in self.diagnostics:
-            return None
-        alpha: np.ndarray = self.diagnostics["alpha"][index]
-        if "candidates" not in self.diagnostics:
-            return alpha
-        candidates = self.diagnostics["candidates"][index]
-        everybody = np.zeros((*alpha.shape[:-1], alpha.shape[-3]), alpha.dtype)
-        np.put_along_axis(everybody, np.broadcast_to(candidates[..., :, None, :], alpha.shape), alpha, axis=-1)
-        return everybody
+        weights = ("alpha", "candidates")
+        return weights_of({name: self.diagnostics[name][index] for name in weights if name in self.diagnostics})
 
     def model(self, client: int | str) -> nn.Module:
         """Return a client's personalized model, by number or name: a torch module in evaluation mode, ready to use."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -34,6 +34,7 @@ __all__ = [
     "Progress",
     "Schedule",
     "Server",
+    "Track",
     "Watch",
     "evaluate",
     "participants",
@@ -76,6 +77,7 @@ class Progress(NamedTuple):
 
 
 Watch = Callable[[Progress], bool | None]  # False ends the run with this round
+Track = Callable[[dict[str, Any], Mapping[str, np.ndarray]], None]  # of an evaluation: its metrics, the diagnostics
 
 
 @dataclass
@@ -117,15 +119,17 @@ def run(
     *,
     checkpoint_every: float | None = None,
     models: bool = True,
+    track: Track | None = None,
 ) -> Outcome:
     """Run all rounds with `n` clients, from a record's checkpoint if there is one.
 
     Checkpoints are written every so many seconds, 0 for every round, and at the end; None for none of them.
     On Ctrl-C, SIGTERM or SIGHUP the record gets a checkpoint of the last complete round before `KeyboardInterrupt` is
-    raised again. If `watch` returns False, the round it was told of is the last one.
+    raised again. If `watch` returns False, the round it was told of is the last one. `track` is told of every
+    evaluation: first of those in the checkpoint, as far as their diagnostics were kept.
     """
     with stoppable():
-        return _run(setting, fleet, n, schedule, record, watch, checkpoint_every, models)
+        return _run(setting, fleet, n, schedule, record, watch, checkpoint_every, models, track)
 
 
 def _run(
@@ -137,6 +141,7 @@ def _run(
     watch: Watch | None,
     checkpoint_every: float | None,
     models: bool,
+    track: Track | None,
 ) -> Outcome:
     algorithm, spec = setting.algorithm, setting.spec
     state = algorithm.init(spec.read(setting.template), n, stream(schedule.seed, "init"))
@@ -167,6 +172,9 @@ def _run(
         return Snapshot(*found, seen.lengths, seen.usual, seen.refused)
 
     try:
+        if track:
+            for line in history:
+                track(line, diagnostics.records.get(line["round"], {}))
         while True:
             if schedule.evaluates(server.t) and (not history or history[-1]["round"] < server.t):
                 scores = evaluate(algorithm, server.state, fleet, n, server.t, server.coding)
@@ -176,6 +184,8 @@ def _run(
                     history.append(_record(server, scores, setting, seconds()))
                     if record:
                         record.append(history[-1])
+                if track:
+                    track(history[-1], {name: value.numpy() for name, value in values.items()})
             if watch and server.t:
                 latest, ledger = history[-1] if history else None, server.ledger
                 told = Progress(server.t, schedule.rounds, latest, ledger.down, ledger.up, seconds(), setting.objective)

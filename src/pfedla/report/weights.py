@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from pfedla.result import Result
 
-__all__ = ["draw_result", "draw_retained", "draw_weights", "retained_changes"]
+__all__ = ["MOST", "draw_result", "draw_retained", "draw_weights", "picture", "retained_changes"]
 
 _INK, _FAINT = "#22303c", "#6b7a87"
 _SHADES = LinearSegmentedColormap.from_list("weights", ["#ffffff", "#f9d9a8", "#ef8a5a", "#b8325e", "#3b0f4f"])
@@ -35,12 +37,23 @@ def draw_result(path: Path, result: Result, method: str, groups: np.ndarray | No
 def draw_weights(
     path: Path, alpha: np.ndarray, layers: Sequence[str], title: str, groups: np.ndarray | None = None
 ) -> None:
-    """Draw α of one round as a PNG, a panel for each layer.
+    """Draw α of one round as a PNG, a panel for each layer; see `picture`."""
+    _weights(alpha, layers, title, groups).savefig(path)
+
+
+def picture(alpha: np.ndarray, layers: Sequence[str], title: str, groups: np.ndarray | None = None) -> np.ndarray:
+    """Return α of one round as a picture, `(height, width, 3)` bytes, with a panel for each layer.
 
     Row i of a panel shows how client i's layer is mixed from everybody's. A client's own weight is left out of the
     colours, which would otherwise show little else; its mean stands above the panel. `alpha` is `(clients, layers,
     clients)`; `groups`, of clients in contiguous blocks, are outlined.
     """
+    canvas: Any = FigureCanvasAgg(_weights(alpha, layers, title, groups))
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+
+
+def _weights(alpha: np.ndarray, layers: Sequence[str], title: str, groups: np.ndarray | None) -> Figure:
     clients = len(alpha)
     columns = min(len(layers), 4 if len(layers) <= 16 else 6)
     rows = -(-len(layers) // columns)
@@ -79,7 +92,7 @@ def draw_weights(
     bar = figure.colorbar(image, ax=axes, shrink=min(0.75, 9 / (rows * side)), pad=0.015)
     bar.set_label("weight of another client (own: grey)", fontsize=8.5, color=_INK)
     bar.ax.tick_params(labelsize=7, colors=_FAINT)
-    figure.savefig(path)
+    return figure
 
 
 def _heading(layer: str, figure: str, side: float) -> str:
