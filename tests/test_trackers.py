@@ -12,18 +12,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from torch import nn
 
 import pfedla
-from pfedla import FedAvg, PFedLA, Training, cli
+from pfedla import FedAvg, PFedLA, Training
 from pfedla.config import Experiment, Machine
 from pfedla.errors import ConfigError, RunError
+from pfedla.experiment import open_run, run_on
 from pfedla.report.weights import picture
 from pfedla.result import weights_of
 from pfedla.rounds import Progress, Schedule
 from pfedla.trackers import TRACKERS, End, Tracked, tracked, trackers_of
-from tests.world import same_result
+from tests.world import data, fleet_of, same_result, setting
 
 SOURCE = Path(pfedla.__file__).parent
 
@@ -217,11 +217,41 @@ def test_wrong_names_and_objects_are_refused() -> None:
         run(track=[3])
 
 
-def test_the_command_line_names_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("quick")
+def test_the_command_line_names_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pfedla: Any) -> None:
+    made: list[Notes] = []
+
+    def make() -> Notes:
+        made.append(Notes())
+        return made[-1]
+
     monkeypatch.chdir(tmp_path)
-    found = CliRunner().invoke(cli.cli, ["run", "--track", "mlflov"])
-    assert isinstance(found.exception, ConfigError)
-    assert "machine.track = 'mlflov'" in str(found.exception)
+    monkeypatch.setitem(TRACKERS, "mlflow", make)
+    small = ["--clients", "2", "--samples-per-client", "20", "--local-epochs", "1", "--model", "mlp", "--workers", "0"]
+    assert pfedla("run", *small, "--rounds", "1", "--track", "mlflow", "--out", "one")[0] == 0
+    assert 'track = [\n    "mlflow",\n]' in Path("one/config.toml").read_text()
+    assert pfedla("run", "--resume", "one", "--rounds", "2")[0] == 0
+    told = [notes for notes in made if notes.runs]  # others are made to see whether they can be
+    assert [(list(notes.lines), notes.runs[0].name) for notes in told] == [([1], "one"), ([2], "one")]
+    made.clear()
+    methods = ["-a", "local", "-a", "pfedla", "--out", "both"]
+    assert pfedla("compare", *methods, *small, "--rounds", "1")[0] == 0
+    assert not made
+    assert pfedla("compare", *methods, *small, "--rounds", "2", "--track", "mlflow")[0] == 0
+    assert [notes.runs[0].name for notes in made if notes.runs] == ["local-seed0", "pfedla-seed0"]
+    code, _, error = pfedla("run", "--track", "mlflov")
+    assert code == 2
+    assert "error: machine.track = 'mlflov': choose one of tensorboard, mlflow, wandb (--track)" in error
+
+
+def test_a_deployment_is_tracked_where_its_server_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes, made = Notes(), setting(FedAvg())
+    monkeypatch.setitem(TRACKERS, "mlflow", lambda: notes)
+    experiment = Experiment(FedAvg(), schedule=Schedule(rounds=2, eval_every=1), machine=Machine(track=("mlflow",)))
+    record = open_run(experiment, ["north", "south"], [7, 8], tmp_path / "run")
+    result = run_on(fleet_of(made, data(2)), made, experiment, record)
+    assert notes.lines == {line["round"]: shown(line) for line in result.history}
+    assert notes.ends == ["done"]
 
 
 def test_no_package_is_imported_unless_it_is_asked_for() -> None:
