@@ -181,7 +181,7 @@ def test_imports_have_no_circles_and_none_goes_through_the_face() -> None:
 
 
 def test_only_the_cluster_and_the_sites_are_imported_late() -> None:
-    assert set().union(*graph(lazy=True).values()) == {"ray", "flower.project"}
+    assert set().union(*graph(lazy=True).values()) == {"ray", "flower.growth", "flower.project"}
     assert not any("ray" in others for others in graph().values())
     assert not any("flower" in others for name, others in by_folder(graph()).items() if name != "flower")
 

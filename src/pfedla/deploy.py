@@ -50,7 +50,10 @@ def deploy_check(folder: Path) -> None:
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Its folder from now on.")
 def deploy_add_site(folder: Path, name: str, run: Path, out: Path) -> None:
     """Give a deployment that has stopped one more site, NAME, and its run a row for it."""
-    t = _flower().add_site(folder, name, run, out)
+    _flower()
+    from pfedla.flower.growth import add_site
+
+    t = add_site(folder, name, run, out)
     _say(f"{out} goes on with {name} from round {t}, the others as they were; {run} is left alone.")
     _say(f"Register {folder / 'sites' / name / 'key.pub'} under the name {name}, start the site as the others, and")
     _say("resume the run there: flwr run ../app sites --stream --run-config 'out=\"FOLDER\" resume=true'")

@@ -25,7 +25,6 @@ from pfedla.errors import ConfigError, DataError, PfedlaError, RunError
 from pfedla.fleet import SimulatedFleet
 from pfedla.flower.certificates import write_certificates, write_key
 from pfedla.flower.deployment import CONFIG, Deploy, Deployment
-from pfedla.flower.growth import add_site
 from pfedla.ledger import Ledger
 from pfedla.models import check_model
 from pfedla.pool import local_pool
@@ -34,7 +33,7 @@ from pfedla.rounds import Server, participants, run_round
 from pfedla.training import ClientData
 from pfedla.version import __version__
 
-__all__ = ["add_site", "check", "init"]
+__all__ = ["check", "init"]
 
 EXAMPLE, KINDS = "fashion-mnist-10k", 4  # the example's data set; a site holds so many of its classes
 IMAGES = 100  # of a site
