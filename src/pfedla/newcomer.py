@@ -37,10 +37,9 @@ from pfedla.wire import Payload
 
 __all__ = ["Joined", "attracted", "join", "join_with"]
 
-FIRST_STEP = (
-    1.0  # of a newcomer's logits by its first gradient, in the layer that matters most; by its k-th, 1/√k of it
-)
-OWN_STEP = 4.0  # in every layer after its first round, to its own model above all; after its k-th, 1/√k of it
+# How far a newcomer's logits move: by its k-th gradient, and after its k-th round, 1/√k of this.
+FIRST_STEP = 1.0  # by a gradient, in the layer that matters most
+OWN_STEP = 4.0  # after a round, in every layer, and to its own model above all
 
 
 class Joined(NamedTuple):
@@ -94,6 +93,8 @@ def join(
     if not record.complete:
         raise RunError(f"{record.path} holds no complete run")
     facts, experiment = record.facts(), Experiment.load(record.config)
+    if not facts.get("data"):
+        raise RunError(f"the clients of {record.path} are elsewhere: pfedla deploy add-site gives it one more")
     data = _newcomer(client, name, facts, experiment, train_fraction).data[0]
     return join_with(path, data, name=name, rounds=rounds, gradients=gradients, model=model)
 
@@ -152,7 +153,7 @@ def attracted(setting: Setting, state: Any, client: int, data: ClientData, gradi
 
 
 class _Member:
-    """A newcomer in its rounds, of which nobody else takes part."""
+    """A newcomer in rounds of its own, in which nobody else takes part."""
 
     def __init__(self, setting: Setting, client: int, data: ClientData, state: Any, t: int) -> None:
         self.setting, self.client, self.state, self.t = setting, client, state, t
