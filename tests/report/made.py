@@ -22,6 +22,7 @@ def line(rng: np.random.Generator, t: int, clients: int, size: int, headline: st
         "round": t,
         f"{headline}_mean": float(before.mean()),
         f"{headline}_std": float(before.std()),
+        f"{headline}_class_prior": float(before.mean()) + 0.01,
         f"{headline}_worst": float(before.min()),
         f"{headline}_after_training": float(after.mean()),
         "bytes_down": t * size,

@@ -116,6 +116,7 @@ def _overview(run: Run, points: int) -> dict[str, Any]:
     keys = {
         "round": "round",
         "mean": f"{name}_mean",
+        "prior": f"{name}_class_prior",
         "worst": f"{name}_worst",
         "after": f"{name}_after_training",
         "down": "bytes_down",

@@ -11,7 +11,7 @@ const DARK_COLOURS = ["#4BA3DB", "#E69F00", "#12B886", "#F2803A", "#E09CC4", "#8
 const SHADES = ["#E69F00", "#ECB53F", "#F2CB7A", "#F8E1B5"]; // of the second colour
 const MARKS = ["circle", "square", "diamond", "triangle-up", "x", "cross", "star"];
 const DASHES = ["solid", "dash", "dot", "dashdot"];
-const MEASURES = { mean: "personalized model", after: "after local training", worst: "worst client" };
+const MEASURES = { mean: "personalized model", prior: "told the class prior", after: "after local training", worst: "worst client" };
 const AXES = { round: "rounds", bytes: "bytes", seconds: "seconds" };
 
 const state = {
@@ -139,7 +139,7 @@ function figures(runs) {
   const average = (key) => (of(key).length === runs.length ? mean(of(key)) : NaN);
   return {
     whole: runs.every((run) => run.state === "done"), seeds: runs.length, mean: average("mean"), seedSpread: of("mean").length > 1 ? spread(of("mean")) : NaN, std: average("std"),
-    worst: average("worst"), after: average("after"), down: average("down"), up: average("up"), seconds: average("seconds"),
+    prior: average("prior"), worst: average("worst"), after: average("after"), down: average("down"), up: average("up"), seconds: average("seconds"),
   };
 }
 
@@ -261,16 +261,16 @@ function drawCurves() {
 
 // ---- the table to copy
 
-const COLUMNS = [["mean", "mean"], ["seedSpread", "± seeds"], ["std", "± clients"], ["worst", "worst client"], ["after", "after local training"],
+const COLUMNS = [["mean", "mean"], ["seedSpread", "± seeds"], ["std", "± clients"], ["prior", "class prior"], ["worst", "worst client"], ["after", "after training"],
   ["down", "MB down"], ["up", "MB up"], ["seconds", "seconds"]];
 
 function tableRows() {
   const { headline, found } = groups();
   const rows = [...found].map(([label, runs]) => ({ label, percent: runs[0].percent, higher: runs[0].higher, ...figures(runs) }));
-  const columns = COLUMNS.filter(([key]) => key !== "seedSpread" || rows.some((row) => finite(row.seedSpread)));
+  const columns = COLUMNS.filter(([key]) => !["seedSpread", "prior"].includes(key) || rows.some((row) => finite(row[key])));
   const form = (key, row) => (["down", "up"].includes(key) ? megabytes(row[key]) : key === "seconds" ? seconds(row[key]) : shown(row[key], row.percent));
   const higher = !rows.length || rows[0].higher;
-  const winner = { mean: best(rows, "mean", higher), worst: best(rows, "worst", higher), after: best(rows, "after", higher),
+  const winner = { mean: best(rows, "mean", higher), prior: best(rows, "prior", higher), worst: best(rows, "worst", higher), after: best(rows, "after", higher),
     down: best(rows, "down", false, true), up: best(rows, "up", false, true) };
   const unit = rows.length && rows[0].percent ? " %" : "";
   const heads = ["method", "seeds", ...columns.map(([key, name]) => (key === "mean" ? `${headline}${unit}` : name))];
@@ -283,6 +283,7 @@ function tableRows() {
 
 function drawTable() {
   const { heads, cells, bold } = tableRows();
+  $("prior-note").hidden = !heads.includes("class prior");
   const head = el("tr", {}, ...heads.map((name, i) => el("th", { textContent: name, scope: "col", className: i ? "" : "words" })));
   const rows = cells.map((row, r) => el("tr", {}, ...row.map((text, i) => el("td", { textContent: text, title: text, className: i ? (bold[r][i] ? "best" : "") : "name" }))));
   $("table").replaceChildren(el("thead", {}, head), el("tbody", {}, ...rows));
