@@ -27,6 +27,7 @@ from pfedla.layers import Layers, LayerSpec
 from pfedla.modelfile import load_model
 from pfedla.newcomer import join
 from pfedla.objective import Binary, Classification, Custom, MultiLabel, Objective, PerPosition, Regression
+from pfedla.privacy import Privacy
 from pfedla.record import RunRecord
 from pfedla.result import Result
 from pfedla.rounds import Progress
@@ -50,6 +51,7 @@ __all__ = [
     "Payload",
     "PerPosition",
     "PfedlaError",
+    "Privacy",
     "Progress",
     "Regression",
     "Result",

@@ -52,6 +52,7 @@ class Algorithm(Settings, ABC, Generic[State]):
 
     section: ClassVar[str] = "algorithm"
     uploads_changes: ClassVar[bool] = True  # False: clients send models, which a codec must not take for changes
+    renews_statistics: ClassVar[bool] = False  # True: running statistics are found anew at the client, none is needed
 
     def for_model(self, spec: LayerSpec) -> Algorithm[State]:  # noqa: ARG002
         """Return the algorithm with its settings resolved for a model (name patterns, say), or refuse them.
@@ -143,6 +144,11 @@ class Algorithm(Settings, ABC, Generic[State]):
     def uploads(self, layer: str) -> bool:
         """Say whether every client sends this layer up; an upload without it is refused. By default what is shared."""
         return self.shares(layer)
+
+    @property
+    def uploads_beside(self) -> tuple[str, ...]:
+        """The values, and kinds of entries, that clients send up beside changes, statistics and examples."""
+        return ()
 
     def send(self, layers: Layers, **values: Tensor) -> Payload:
         """Return a payload of all shared layers and of named values `(clients, ...)`, in every row."""

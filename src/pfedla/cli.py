@@ -39,6 +39,7 @@ from pfedla.groups import groups
 from pfedla.interrupts import Stopped
 from pfedla.models import MODELS
 from pfedla.paper.command import paper
+from pfedla.privacy import statement
 from pfedla.record import RunRecord
 from pfedla.report import commands
 from pfedla.report.federation import draw_federation, federation_table
@@ -221,6 +222,8 @@ def run(
         sys.stdout.write(json.dumps(result.summary, indent=2) + "\n")
     elif not quiet:
         _say(comparison_table([(label, [result.summary])]))
+        if guarantee := statement(result.summary):
+            _say(guarantee)
         _say(f"run directory: {out}")
 
 
@@ -339,6 +342,9 @@ def _compare(
         sys.stdout.write(json.dumps(listed(runs), indent=2) + "\n")
     elif not quiet:
         _say(comparison_table(runs))
+        for label, summaries in runs:
+            if guarantee := statement(summaries[0]):
+                _say(f"{label}: {guarantee}")
         _say(f"run directories: {out}")
 
 

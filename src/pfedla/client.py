@@ -18,8 +18,9 @@ from pfedla.algorithm import Algorithm
 from pfedla.codec import SPARSE, Codec, Coding, owed_after, with_owed
 from pfedla.engine import FlatModel
 from pfedla.errors import ConfigError, PfedlaError, RunError
-from pfedla.layers import Layers, LayerSpec
+from pfedla.layers import STATS, Layers, LayerSpec, entry
 from pfedla.objective import Classification, Objective
+from pfedla.privacy import Privacy, normal_of, private, system_normal
 from pfedla.training import ClientData, Task, Training, score
 from pfedla.wire import Payload
 
@@ -39,12 +40,32 @@ class Setting:
     objective: Objective = field(default_factory=Classification)
     codec: Codec = field(default_factory=Codec)
     names: tuple[str, ...] = ()  # of the clients, for messages
+    privacy: Privacy = field(default_factory=Privacy)
+    deployed: bool = False  # clients are real: their noise comes from the operating system, not from the seed
 
     def __post_init__(self) -> None:
-        """Refuse to leave values out of uploads that are no changes."""
+        """Refuse to leave values out of uploads that are no changes, and to call private what is not."""
+        if self.privacy.clip is not None:
+            self._refuse_to_reveal()
         if self.codec.up in SPARSE and not self.algorithm.uploads_changes:
             method = type(self.algorithm).__name__
             raise ConfigError(f"codec.up = {self.codec.up!r} sends a part of a change, and {method} sends whole models")
+
+    def _refuse_to_reveal(self) -> None:
+        algorithm, method = self.algorithm, type(self.algorithm).__name__
+        if not algorithm.uploads_changes:
+            raise ConfigError(f"privacy.clip bounds changes, and {method} sends whole models")
+        if algorithm.uploads_beside:
+            beside = ", ".join(algorithm.uploads_beside)
+            raise ConfigError(f"privacy.clip: {method} uploads {beside}, which nothing here clips or noises")
+        telling = [
+            name for name in self.spec.names if algorithm.uploads(name) and entry(name, STATS) in self.spec.slots
+        ]
+        if telling and not algorithm.renews_statistics:
+            raise ConfigError(
+                f"privacy.clip: {method} uploads the running statistics of {', '.join(telling)} and needs them: "
+                "choose a model without, such as mlp, or a method that keeps them at the client"
+            )
 
     @property
     def coding(self) -> Coding:
@@ -125,6 +146,9 @@ class Runtime:
             if mine is None or first is None or (mine.shape, mine.dtype) != (first.shape, first.dtype):
                 who = self.setting.called(job.client)
                 raise RunError(f"{who} must keep what its method's enroll() returns; {key} differs")
+        setting = self.setting
+        normal = system_normal if setting.deployed else normal_of(setting.seed, job.t, job.client)
+        upload = private(upload, setting.privacy, type(setting.algorithm).__name__, normal)
         due = with_owed(upload, job.kept.owed)
         packed = self._coding.pack(due, "up", [job.client], job.t)
         owed = owed_after(due, self._coding.unpack(packed, "up"), job.kept.owed)

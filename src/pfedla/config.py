@@ -26,6 +26,7 @@ from pfedla.data.splits import SPLITS, NonIID1, Split
 from pfedla.errors import ConfigError, known_name, unknown_name
 from pfedla.models import Model, import_object
 from pfedla.objective import OBJECTIVES, Classification, Objective
+from pfedla.privacy import Privacy
 from pfedla.rounds import Schedule
 from pfedla.settings import NonNegative, Range, Settings, build, name_of, names_of
 from pfedla.training import Training
@@ -101,11 +102,12 @@ class Experiment:
     codec: Codec = field(default_factory=Codec)
     schedule: Schedule = field(default_factory=Schedule)
     machine: Machine = field(default_factory=Machine)
+    privacy: Privacy = field(default_factory=Privacy)
 
     @classmethod
     def from_tables(cls, tables: Mapping[str, Mapping[str, Any]]) -> Experiment:
         """Build an experiment from nested tables; what is not named keeps its default."""
-        plain: list[type[Settings]] = [Data, Model, Training, Codec, Schedule, Machine]
+        plain: list[type[Settings]] = [Data, Model, Training, Codec, Privacy, Schedule, Machine]
         names = [part.name for part in dataclasses.fields(cls)]
         for name, table in tables.items():
             if not isinstance(table, Mapping):

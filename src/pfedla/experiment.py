@@ -27,9 +27,11 @@ from pfedla.data.federation import FEW, Clients, Data, Federation, federate, nam
 from pfedla.errors import ConfigError, RunError
 from pfedla.fleet import Fleet, SimulatedFleet
 from pfedla.layers import Groups, Layers, LayerSpec
+from pfedla.ledger import Ledger
 from pfedla.models import Model, check_model, make_model, model_name, seeded
 from pfedla.objective import Classification, Objective
 from pfedla.pool import Pool, local_pool
+from pfedla.privacy import DELTA, Privacy, accountant, epsilon
 from pfedla.randomness import stream
 from pfedla.record import RunRecord
 from pfedla.report.live import watched
@@ -153,6 +155,7 @@ def run(
     participants: int | None = None,
     training: Training | None = None,
     codec: Codec | None = None,
+    privacy: Privacy | None = None,
     objective: Objective | None = None,
     layers: Groups | None = None,
     train_fraction: float = 0.7,
@@ -193,6 +196,8 @@ def run(
         How clients train, `pfedla.Training(local_epochs=10, batch_size=32, lr=0.01)` by default.
     codec
         How layers travel, `pfedla.Codec(up="int8", down="float16")`; as they are by default.
+    privacy
+        How far uploads are clipped and noised at the clients, `pfedla.Privacy(clip=1.0, noise=0.5)`; not by default.
     objective
         What is trained for and measured: `pfedla.Classification()` by default, `Regression`, `Binary`, `MultiLabel`,
         `PerPosition`, or `Custom` with a loss and a metric of your own.
@@ -253,6 +258,7 @@ def run(
         objective=objective,
         training=training or Training(),
         codec=codec or Codec(),
+        privacy=privacy or Privacy(),
         schedule=Schedule(seed, rounds, participants, eval_every),
         machine=Machine(workers, device, storage, fleet, keep_models=keep_models, track=asked),
     )
@@ -290,13 +296,16 @@ def _first_model(model: Callable[[], nn.Module] | nn.Module, seed: int) -> nn.Mo
 def assemble(experiment: Experiment, model: Callable[[], nn.Module]) -> Setting:
     """Put together what is fixed for a run, where there is no data yet: on a server, or at a site."""
     template = _first_model(model, experiment.schedule.seed)
-    return _assemble(experiment, template, LayerSpec.of(template, experiment.model.layers))
+    setting = _assemble(experiment, template, LayerSpec.of(template, experiment.model.layers))
+    return replace(setting, deployed=True)
 
 
 def _setting(experiment: Experiment, template: nn.Module, spec: LayerSpec, federation: Federation) -> Setting:
     """Put together what is fixed for a run; refuse what does not fit the data, the method or the machine."""
     _pool_of(experiment.machine)
     trackers_of(experiment.machine.track)
+    if experiment.privacy.noise:
+        accountant()
     setting = _assemble(experiment, template, spec, federation.names)
     check_model(template, experiment.objective, federation.data, federation.names)
     participants(experiment.schedule, 0, len(federation.data))
@@ -310,7 +319,8 @@ def _assemble(experiment: Experiment, template: nn.Module, spec: LayerSpec, name
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ConfigError(f"machine.device = {device!r} is not available: {str(error).partition('.')[0]}") from None
     algorithm, training, objective = experiment.algorithm.for_model(spec), experiment.training, experiment.objective
-    return Setting(template, spec, algorithm, training, seed, device, objective, experiment.codec, tuple(names))
+    codec, privacy = experiment.codec, experiment.privacy
+    return Setting(template, spec, algorithm, training, seed, device, objective, codec, tuple(names), privacy)
 
 
 def _pool_of(machine: Machine) -> Callable[..., Pool]:
@@ -509,6 +519,8 @@ def run_on(
     facts = record.facts()
     names, samples = facts["names"], facts["samples"]
     schedule, trackers = experiment.schedule, trackers_of(experiment.machine.track)
+    if experiment.privacy.noise:
+        accountant()
     try:
         with _tracked(trackers, experiment, record, setting.spec) as track:
             outcome = run_rounds(setting, fleet, len(names), schedule, record, watch, checkpoint_every=0, track=track)
@@ -614,6 +626,7 @@ def _result(
         "bytes_up": ledger.up,
         "overhead_down": ledger.overhead_down,
         "overhead_up": ledger.overhead_up,
+        **_guarantee(setting, ledger),
         "seconds": round(outcome.seconds, 3),
         "samples_per_second": round(passes / outcome.seconds, 1),
         "version": __version__,
@@ -624,6 +637,18 @@ def _result(
     template, spec = setting.template, setting.spec
     models: Callable[[], Layers] = partial(dict, outcome.personalized)
     return Result(summary, history, outcome.diagnostics, ledger, tuple(names), template, spec, models)
+
+
+def _guarantee(setting: Setting, ledger: Ledger) -> dict[str, Any]:
+    """Return what a client's uploads reveal of it at most, if they are clipped: of who was asked most often."""
+    privacy, algorithm = setting.privacy, setting.algorithm
+    if privacy.clip is None:
+        return {}
+    asked = np.bincount(ledger.arrays()["client"], minlength=1).max()
+    uploads = int(asked) if any(map(algorithm.uploads, setting.spec.names)) else 0
+    delta = privacy.delta or DELTA
+    spent = 0.0 if not uploads else epsilon(uploads, privacy.noise, delta) if privacy.noise else None
+    return {"epsilon": spent, "delta": delta, "uploads_per_client": uploads}
 
 
 def _weighted(values: list[float | None], samples: Sequence[Sequence[int]]) -> float | None:

@@ -117,6 +117,8 @@ def join_with(
     if name in result.names:
         raise ConfigError(f"the federation has a client {name!r} already: give the newcomer another name")
     experiment, n = Experiment.load(record.config), len(result.names)
+    if experiment.privacy.clip is not None:
+        raise ConfigError("privacy.clip: a newcomer's gradients are not noised, so nobody can join this run")
     setting = Setting(
         result.template,
         result.spec,

@@ -78,6 +78,11 @@ class FedFomo(Algorithm[Affinities]):
     epsilon_decay: NonNegative = 0.05
     held_out: Annotated[float, Range(above=0, below=1)] = 0.2
 
+    @property
+    def uploads_beside(self) -> tuple[str, ...]:
+        """What the candidates gain."""
+        return ("gains",)
+
     def init(self, theta: Layers, n: int, rng: torch.Generator) -> Affinities:
         """Start everybody from the common model."""
         return Affinities(bank(theta, n), torch.zeros(n, n), torch.tensor(0), torch.randint(2**31, (), generator=rng))

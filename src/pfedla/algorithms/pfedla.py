@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -107,6 +107,12 @@ class Hypernetworks(Algorithm[State]):
     hyper_lr: Positive | None = None  # 0.0003 for Adam, else 1
     embedding: Count = 100
     hidden: Count = 100
+    renews_statistics: ClassVar[bool] = True
+
+    @property
+    def uploads_beside(self) -> tuple[str, ...]:
+        """The path, for mean gradients."""
+        return ("path",) if self.hyper_optimizer == "mean-sgd" else ()
 
     def for_model(self, spec: LayerSpec) -> Self:
         """Check the number of retained layers."""

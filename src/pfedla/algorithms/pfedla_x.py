@@ -101,6 +101,11 @@ class PFedLAX(Algorithm[Others]):
     eta_serve: NonNegative = 1.0
     serve_steps: Count = 5
 
+    @property
+    def uploads_beside(self) -> tuple[str, ...]:
+        """The path, and the shares, which the server shows."""
+        return ("path", "start", "serve")
+
     # ---- on the server
 
     def init(self, theta: Layers, n: int, rng: torch.Generator) -> Others:  # noqa: ARG002

@@ -51,6 +51,11 @@ class Scaffold(Algorithm[Controlled]):
 
     server_lr: Positive = 1.0
 
+    @property
+    def uploads_beside(self) -> tuple[str, ...]:
+        """The controls' changes."""
+        return (CONTROL,)
+
     def init(self, theta: Layers, n: int, rng: torch.Generator) -> Controlled:  # noqa: ARG002
         """Start from the common model and controls of zero."""
         control = {key: row for key, row in self.enroll(theta).items() if kind_of(key) == CONTROL}

@@ -14,7 +14,7 @@ alpha          α_ij = softmax_j(s_ij / τ): `(n, L, N)`; τ is the temperature
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,6 +54,7 @@ class SimilarityLayer(Algorithm[Bank]):
     """SimilarityLayer: each layer is a mixture of all clients', by the cosine similarity of what that layer learned."""
 
     temperature: Positive = 0.05  # ours: the own layer counts e²⁰ times as much as an orthogonal one
+    renews_statistics: ClassVar[bool] = True
 
     def init(self, theta: Layers, n: int, rng: torch.Generator) -> Bank:  # noqa: ARG002
         """Start everybody from the common model."""

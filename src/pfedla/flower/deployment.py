@@ -80,6 +80,8 @@ class Deployment:
         experiment = Experiment.from_tables(tables)
         data = replace(experiment.data, clients=len(deploy.sites), folder=None)
         model = replace(experiment.model, name=PYTHON)
+        if deploy.models and experiment.privacy.clip is not None:
+            raise ConfigError("deploy.models = true would send the server models that are neither clipped nor noised")
         return cls(folder, deploy, replace(experiment, data=data, model=model))
 
     def code(self, other: str | None = None) -> SiteCode:

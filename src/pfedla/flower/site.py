@@ -104,7 +104,8 @@ class Site:
 
     def _call(self) -> RecordDict:
         """Say who this is, and what its model looks like."""
-        setting, examples = self.setting, len(self.data.train) if self.deployment.deploy.examples else 0
+        told = self.deployment.deploy.examples and self.setting.privacy.clip is None
+        setting, examples = self.setting, len(self.data.train) if told else 0
         first = first_values(setting.template)
         return answer(site=self.name, outline=outline(setting.spec), first=first, examples=examples)
 
