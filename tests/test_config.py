@@ -25,6 +25,7 @@ from pfedla.data.splits import SPLITS, Classes, NonIID2
 from pfedla.errors import ConfigError
 from pfedla.models import Model
 from pfedla.objective import OBJECTIVES, Classification, Objective, PerPosition, Regression
+from pfedla.privacy import Privacy
 from pfedla.rounds import Schedule
 from pfedla.training import Training
 
@@ -50,6 +51,7 @@ def test_settings_that_are_not_defaults_survive_toml(tmp_path: Path) -> None:
         Codec("top-k", "int4", keep=0.01),
         Schedule(seed=-3, rounds=7, participants=2),
         Machine(workers=0, storage="disk", ray_address="auto", checkpoints=False),
+        Privacy(clip=0.5, noise=2.0, delta=1e-6),
     )
     path = tmp_path / "config.toml"
     path.write_text(one.toml())
@@ -59,12 +61,13 @@ def test_settings_that_are_not_defaults_survive_toml(tmp_path: Path) -> None:
 def test_a_configuration_is_complete() -> None:
     tables = Experiment().tables()
     sections = ["algorithm", "data", "split", "model", "objective", "training", "codec", "schedule", "machine"]
+    sections.append("privacy")
     assert list(tables) == sections
     assert tables["algorithm"]["name"] == "pfedla"
     assert tables["split"]["name"] == "non-iid-1"
     assert set(tables["training"]) == {"local_epochs", "batch_size", "lr", "momentum", "weight_decay"}
     assert tables["objective"] == {"name": "classification"}
-    assert tables["codec"] == {}  # layers travel as they are: nothing is written
+    assert tables["codec"] == tables["privacy"] == {}  # layers travel as they are: nothing is written
     assert set(tables["schedule"]) == {"seed", "rounds", "eval_every"}  # all participate: nothing is written
     assert Experiment.from_tables({}) == Experiment()
 

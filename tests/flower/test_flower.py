@@ -14,7 +14,7 @@ import pfedla
 from pfedla.algorithm import Algorithm
 from pfedla.algorithms import FedPer, PFedLA
 from pfedla.client import Kept, Setting
-from pfedla.errors import RunError
+from pfedla.errors import ConfigError, RunError
 from pfedla.record import RunRecord
 from pfedla.result import Result
 from pfedla.rounds import Schedule
@@ -160,6 +160,40 @@ def test_only_arrays_and_scalars_cross_the_wire_and_nothing_of_the_data(tmp_path
     ]
     assert {int(upload.examples) for upload in uploads} == {1}
     assert "site-0" in (tmp_path / "run" / "run.json").read_text()
+
+
+def test_uploads_are_clipped_and_noised_at_the_sites(tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting")
+    seen: list[dict[int, torch.Tensor]] = []
+    for noise in ("", "noise = 2.0", "noise = 2.0"):
+        here = tmp_path / str(len(seen))
+        app = deployment(here / "app", PFedLA(), 3, schedule=SHORT, models=False)
+        with (app / "pfedla.toml").open("a") as file:
+            file.write(f"\n[privacy]\nclip = 0.01\n{noise}\n")
+        grid = FakeGrid(app, here / "state", 3)
+        result = serve(Deployment.load(app), grid, here / "run")
+        told = [answer for asked, answer in grid.messages if asked.metadata.message_type == CALL and answer]
+        assert {field(answer.content, "examples", int) for answer in told} == {0}
+        assert result.summary["uploads_per_client"] == SHORT.rounds
+        assert (result.summary["epsilon"] is not None) == bool(noise)
+        seen.append({})
+        for asked, answer in grid.messages:
+            if asked.metadata.message_type == "train" and answer and result.spec and order(asked.content).t == 1:
+                upload = decode(payload(answer.content), result.spec.names)
+                assert upload.examples.tolist() == [1]
+                assert not upload.layers["bn#stats"].any()
+                sent = torch.cat([upload.layers[name] for name in result.spec.names], 1)
+                seen[-1][order(asked.content).client] = sent
+    plain, noised, again = seen
+    for client, change in plain.items():
+        torch.testing.assert_close(change.norm(), torch.tensor(0.01))
+        assert abs(float((noised[client] - change).std()) / 0.02 - 1) < 0.2
+        assert not torch.equal(noised[client], again[client])  # the seed is the same, and does not decide it
+    with (tmp_path / "0" / "app" / "pfedla.toml").open() as file:
+        text = file.read()
+    (tmp_path / "0" / "app" / "pfedla.toml").write_text(text.replace("models = false", "models = true"))
+    with pytest.raises(ConfigError, match=r"deploy.models = true would send the server models"):
+        Deployment.load(tmp_path / "0" / "app")
 
 
 def change_upload(fault: str) -> Any:
