@@ -199,7 +199,7 @@ def test_the_page_works_in_a_browser(tmp_path: Path, browser: Browser) -> None:
     browser.ask("document.querySelector('[data-copy=markdown]').click()")
     assert f"{100 * mean:.2f}" in browser.ask("document.getElementById('copy-text').value")
 
-    priors = [run.history[-1].get("accuracy_class_prior") for run in find_runs([tmp_path]) if run.label == "pfedla"]
+    priors = [run.history[-1]["accuracy_class_prior"] for run in find_runs([tmp_path]) if run.label == "pfedla"]
     assert f"{100 * np.mean(priors):.2f}" in browser.ask("document.getElementById('copy-text').value")
     assert "told how often each class occurs" in text(browser, "prior-note")
 
