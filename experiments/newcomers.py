@@ -80,7 +80,7 @@ def table(found: dict[str, Any]) -> str:
     """Return what was collected as a Markdown table: mean ± standard deviation over seeds, in %."""
     columns = list(dict.fromkeys(key.partition(", seed")[0] for key in found))
     methods = list(dict.fromkeys(row["method"] for one in found.values() for row in one["rows"]))
-    head = [f"{column}, {t} rounds" for column in columns for t in ROUNDS]
+    head = [f"{column}, after {t}" for column in columns for t in ROUNDS]
     lines = [f"| newcomer of | {' | '.join(head)} |", "| --- |" + " --- |" * len(head)]
     for method in methods:
         cells = []
