@@ -23,7 +23,7 @@ from pfedla.client import Evaluation, Setting
 from pfedla.codec import AS_IT_IS, PRESETS, Codec, Coding, owed_after, with_owed
 from pfedla.comparison import parse_variant
 from pfedla.errors import ConfigError, RunError
-from pfedla.fleet import Answers, SimulatedFleet
+from pfedla.fleet import Answers, Judge, SimulatedFleet
 from pfedla.layers import Layers, change
 from pfedla.pool import InProcess
 from pfedla.record import RunRecord
@@ -435,9 +435,9 @@ def test_what_is_scored_is_what_the_next_round_sends() -> None:
     trained, scored = list[Payload](), list[Payload]()
 
     class Noting(SimulatedFleet):
-        def train(self, ids: Sequence[int], sent: Payload, t: int) -> Answers[Payload]:
+        def train(self, ids: Sequence[int], sent: Payload, t: int, judge: Judge | None = None) -> Answers[Payload]:
             trained.append(sent)
-            return super().train(ids, sent, t)
+            return super().train(ids, sent, t, judge)
 
         def evaluate(self, ids: Sequence[int], sent: Payload, t: int) -> Answers[Evaluation]:
             scored.append(sent)

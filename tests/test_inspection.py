@@ -15,7 +15,7 @@ from pfedla.algorithm import Algorithm
 from pfedla.algorithms import FedAvg, FedFomo, Local, PFedLA, Scaffold
 from pfedla.client import Setting
 from pfedla.codec import Codec, Coding
-from pfedla.fleet import Answers, SimulatedFleet
+from pfedla.fleet import Answers, Judge, SimulatedFleet
 from pfedla.inspection import LATEST, Inspector
 from pfedla.layers import Layers, entry
 from pfedla.pool import InProcess
@@ -36,8 +36,8 @@ class Strange(SimulatedFleet):
         super().__init__(made, everybody, InProcess(made, everybody))
         self.change, self.committed = change, list[list[int]]()
 
-    def train(self, ids: Sequence[int], sent: Payload, t: int) -> Answers[Payload]:
-        answers = super().train(ids, sent, t)
+    def train(self, ids: Sequence[int], sent: Payload, t: int, judge: Judge | None = None) -> Answers[Payload]:
+        answers = super().train(ids, sent, t, judge)
         if t == ROUND:
             changed = self.change(answers.by_client.pop(BAD))
             if changed is None:

@@ -20,7 +20,7 @@ from pfedla.algorithms import ALGORITHMS, APFL, Clustered, PFedLAPeers, PFedLAX
 from pfedla.client import Evaluation, Job, Runtime, Setting
 from pfedla.codec import Codec
 from pfedla.engine import FlatModel
-from pfedla.fleet import Answers, Fleet, SimulatedFleet
+from pfedla.fleet import Answers, Fleet, Judge, SimulatedFleet
 from pfedla.layers import Layers, LayerSpec
 from pfedla.ledger import Ledger
 from pfedla.pool import local_pool
@@ -272,7 +272,7 @@ class WireFleet:
                 answers[ids[row]] = self.devices[ids[row]].ask(kind, message, t)
         return dict(sorted(answers.items()))
 
-    def train(self, ids: Sequence[int], sent: Payload, t: int) -> Any:
+    def train(self, ids: Sequence[int], sent: Payload, t: int, judge: Judge | None = None) -> Any:
         replies = self._ask("train", ids, sent, t)
         self.answered = list(replies)
         self.messages += [(t, client, "up", reply) for client, reply in replies.items()]

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copy
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -24,7 +25,7 @@ from pfedla.privacy import Privacy, normal_of, private, system_normal
 from pfedla.training import ClientData, Task, Training, score
 from pfedla.wire import Payload
 
-__all__ = ["Evaluation", "Job", "Kept", "Runtime", "Setting"]
+__all__ = ["Evaluation", "Job", "Kept", "Runtime", "Setting", "threads"]
 
 
 @dataclass(frozen=True)
@@ -176,3 +177,14 @@ class Runtime:
     def _task(self, job: Job) -> Task:
         setting, train = self.setting, self.data[job.client].train
         return Task(self.model, [train], [job.client], setting.training, setting.seed, job.t, setting.called)
+
+
+@contextmanager
+def threads(count: int = 1) -> Iterator[None]:
+    """Compute with so many threads. Clients have one each: sums over several end in other last digits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

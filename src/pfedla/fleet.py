@@ -6,13 +6,10 @@ on its inputs alone, so it is the same to the bit for any pool.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
-import torch
-
-from pfedla.client import Evaluation, Job, Kept, Setting
+from pfedla.client import Evaluation, Job, Kept, Setting, threads
 from pfedla.layers import Layers
 from pfedla.pool import Pool, keep_freed_memory
 from pfedla.storage import repeat
@@ -20,9 +17,10 @@ from pfedla.training import ClientData
 from pfedla.tree import flatten, transform
 from pfedla.wire import Payload
 
-__all__ = ["Answers", "Fleet", "SimulatedFleet"]
+__all__ = ["Answers", "Fleet", "Judge", "SimulatedFleet"]
 
 T = TypeVar("T")
+Judge = Callable[[Mapping[int, Payload]], Mapping[int, str]]  # of uploads, returns those that cannot be used, and why
 
 
 class Answers(NamedTuple, Generic[T]):
@@ -42,8 +40,12 @@ class Fleet(Protocol):
     def forgot(self) -> Collection[int]:
         """The clients that have lost what they kept: they are sent whatever the server knows of it."""
 
-    def train(self, ids: Sequence[int], sent: Payload, t: int) -> Answers[Payload]:
-        """Have clients train in round `t`; return one row from each that answered."""
+    def train(self, ids: Sequence[int], sent: Payload, t: int, judge: Judge | None = None) -> Answers[Payload]:
+        """Have clients train in round `t`; return one row from each that answered.
+
+        A fleet that asks again when too few have answered counts the answers that `judge` does not refuse. All are
+        returned.
+        """
 
     def commit(self, clients: Collection[int] | None = None) -> None:
         """Tell clients, all by default, that the server has taken their latest answers: what they trained is theirs."""
@@ -88,8 +90,8 @@ class SimulatedFleet:
         self._pool = pool
         self._staged: dict[int, Kept] = {}
 
-    def train(self, ids: Sequence[int], sent: Payload, t: int) -> Answers[Payload]:
-        """Train clients; what they will keep is held back until `commit`."""
+    def train(self, ids: Sequence[int], sent: Payload, t: int, judge: Judge | None = None) -> Answers[Payload]:  # noqa: ARG002
+        """Train clients; what they will keep is held back until `commit`. Whoever is asked answers, and once."""
         answers: dict[int, tuple[Kept, Payload]] = self._run("train", ids, sent, t)
         self._staged = {client: kept for client, (kept, _) in answers.items()}
         return Answers({client: upload for client, (_, upload) in answers.items()})
@@ -134,16 +136,5 @@ class SimulatedFleet:
             return Job(kind, client, t, kept, sent.rows(slice(row[client], row[client] + 1)))
 
         order = sorted(ids, key=lambda client: -self._examples[client])
-        with _one_thread():
+        with threads(1):  # the cores are the workers'; the server has them all again when they are done
             return dict(sorted(self._pool.run(map(job, order))))
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Leave the cores to the workers: the server computes with all of them again when they are done."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from pfedla.algorithm import Algorithm
+from pfedla.codec import Codec
 from pfedla.config import Experiment
 from pfedla.flower import client_app
 from pfedla.rounds import Schedule
@@ -54,13 +55,14 @@ def deployment(
     test_seed: int = 0,
     schedule: Schedule | None = None,
     training: Training | None = None,
+    codec: Codec | None = None,
     **deploy: Any,
 ) -> Path:
     """Write a deployment of the tests' tiny world: what `tests.world` simulates."""
     folder.mkdir(parents=True, exist_ok=True)
     training = training or Training(local_epochs=2, batch_size=4, lr=0.05)
-    experiment = Experiment(algorithm, training=training, schedule=schedule or Schedule(seed=3))
-    tables = {name: experiment.tables()[name] for name in ("algorithm", "training", "schedule")}
+    experiment = Experiment(algorithm, training=training, schedule=schedule or Schedule(seed=3), codec=codec or Codec())
+    tables = {name: experiment.tables()[name] for name in ("algorithm", "training", "schedule", "codec")}
     settings = {"sites": names(n), "registered": False, "models": True, "patience": 0, "timeout": 5, **deploy}
     (folder / "pfedla.toml").write_text(tomli_w.dumps({"deploy": settings, **tables}))
     (folder / "site_code.py").write_text(CODE.format(net=net, n=n, test_seed=test_seed))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ from safetensors.torch import save as to_safetensors
 import pfedla
 from pfedla.algorithm import Algorithm
 from pfedla.algorithms import FedPer, PFedLA
-from pfedla.client import Kept, Setting
+from pfedla.client import Kept, Setting, threads
+from pfedla.codec import Codec
 from pfedla.errors import ConfigError, RunError
 from pfedla.record import RunRecord
 from pfedla.result import Result
 from pfedla.rounds import Schedule
-from pfedla.training import ClientData
+from pfedla.training import ClientData, Training
 from pfedla.wire import decode
 from tests import world
 
@@ -92,8 +94,10 @@ def simulated(deployment: Deployment) -> Result:
         [code.data(site) for site in deployment.deploy.sites],
         schedule.rounds,
         training=experiment.training,
+        participants=schedule.participants,
         eval_every=schedule.eval_every,
         seed=schedule.seed,
+        codec=experiment.codec,
         workers=0,
     )
 
@@ -119,6 +123,70 @@ def test_a_deployed_run_leaves_what_a_simulated_one_leaves(tmp_path: Path) -> No
     for client in range(3):  # and every site has its own model
         held = load_file(tmp_path / "state" / str(grid.node_of(client)) / "model.safetensors")
         world.same(held, dict(expected.model(client).state_dict()))
+
+
+CODECS = [
+    *(Codec(up=name) for name in ("float16", "bfloat16", "int8", "int4", "top-k", "random-k")),  # type: ignore[arg-type]
+    *(Codec(down=name) for name in ("float16", "bfloat16", "int8", "int4")),  # type: ignore[arg-type]
+    Codec("int8", "int4"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: f"{codec.up}-{codec.down}")
+def test_codecs_give_the_same_over_flower_as_in_the_simulator(tmp_path: Path, codec: Codec) -> None:
+    schedule = Schedule(seed=3, rounds=4, eval_every=2, participants=2)
+    made, grid = deployed(tmp_path, PFedLA(retain=1), schedule=schedule, test_seed=9, codec=codec)
+    grid.change = lambda question, answer: None if at(question, 3) else answer
+    made = replace(made, deploy=replace(made.deploy, timeout=0.1, tries=1))
+    with pytest.raises(RunError, match="round 3"):  # so that sites go on with what they owe from their disks
+        serve(made, grid, tmp_path / "run")
+    grid.change = lambda _, answer: answer
+    same_run(serve(made, grid, tmp_path / "run", resume=True), simulated(made))
+
+
+WIDE = """
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+
+class Note(nn.Module):
+    def forward(self, x):
+        Path(__file__).with_name("threads").write_text(str(torch.get_num_threads()))
+        return x
+
+
+def model():  # large enough for torch to share its sums among threads
+    layers = [nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 28 * 28, 3)]
+    return nn.Sequential(Note(), *layers)
+
+
+def data(site):
+    rng = np.random.default_rng(int(site.removeprefix("site-")))
+    return rng.normal(size=(40, 1, 28, 28)).astype(np.float32), rng.integers(0, 3, 40)
+"""
+
+
+def test_a_sites_cores_do_not_change_its_result(tmp_path: Path) -> None:
+    training = Training(local_epochs=1, batch_size=14, lr=0.05)
+    schedule, codec = Schedule(seed=3, rounds=1), Codec(up="int8")
+    made, grid = deployed(tmp_path, PFedLA(), 2, schedule=schedule, training=training, codec=codec)
+    (tmp_path / "app" / "site_code.py").write_text(WIDE)
+    used = tmp_path / "app" / "threads"
+    with threads(2):
+        expected = simulated(made)
+        same_run(serve(made, grid, tmp_path / "run"), expected)
+        assert used.read_text() == "1"
+        for config in grid.nodes.values():
+            config["threads"] = 2  # their owners' choice
+        serve(made, grid, tmp_path / "faster")
+    assert used.read_text() == "2"
+    grid.nodes[grid.node_of(0)]["threads"] = 0
+    with pytest.raises(RunError, match=r"a node cannot take part: --node-config: threads = 0 must be a whole number"):
+        serve(made, grid, tmp_path / "none")
 
 
 def test_the_ledger_counts_what_flower_carries(tmp_path: Path) -> None:
@@ -275,6 +343,30 @@ def test_too_few_answers_repeat_the_round_then_stop_it_and_the_run_is_resumed(tm
     assert RunRecord(tmp_path / "run").state == "failed"
     grid.change = lambda _, answer: answer
     same_run(serve(made, grid, tmp_path / "run", resume=True), simulated(made))
+
+
+@pytest.mark.parametrize("fault", ["nan", "absurd", "missing"])
+def test_answers_that_are_refused_do_not_count(tmp_path: Path, fault: str) -> None:
+    made, grid = deployed(tmp_path, PFedLA(retain=1), schedule=SHORT, test_seed=9, timeout=0.1, fewest=3, tries=2)
+    spoil, spoiled = change_upload(fault), list[int]()
+
+    def once(question: Message, answer: Message) -> Message:
+        changed: Message = answer if spoiled else spoil(question, answer)
+        spoiled.extend([1] * (changed is not answer))
+        return changed
+
+    grid.change = once
+    same_run(serve(made, grid, tmp_path / "run"), simulated(made))  # asked again, the site sends what can be used
+    asked = [order(question.content)[1:3] for question, _ in grid.messages if at(question, 2)]
+    assert asked == [(0, 2), (1, 2), (2, 2), (1, 2)]
+
+    grid.change, grid.messages = spoil, []
+    with pytest.raises(RunError, match=r"round 2: only 2 of 3 sites answered, deploy.fewest is 3 \(site-1: .*resumed"):
+        serve(made, grid, tmp_path / "again")
+    assert [order(question.content).client for question, _ in grid.messages if at(question, 2)] == [0, 1, 2, 1]
+    assert RunRecord(tmp_path / "again").state == "failed"
+    grid.change = lambda _, answer: answer
+    same_run(serve(made, grid, tmp_path / "again", resume=True), simulated(made))
 
 
 def test_a_site_that_comes_later_takes_part_from_then_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

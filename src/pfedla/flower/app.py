@@ -22,7 +22,7 @@ from pfedla.flower.deployment import Deployment
 from pfedla.flower.fleet import FlowerFleet
 from pfedla.flower.messages import CALL, KEPT, KINDS
 from pfedla.flower.roster import Roster
-from pfedla.flower.site import Site
+from pfedla.flower.site import Site, fault
 from pfedla.result import Result
 from pfedla.rounds import Progress
 
@@ -37,7 +37,11 @@ def client_app(folder: Path | str) -> ClientApp:
 
     def handle(message: Message, context: Context) -> Message:
         _tell()
-        site = Site.of(Deployment.load(folder), context)
+        try:
+            site = Site.of(Deployment.load(folder), context)
+        except PfedlaError as error:
+            log.error("%s", error)
+            return Message(fault(str(error)), reply_to=message)
         return Message(site.handle(message), reply_to=message)
 
     for kind in (*KINDS.values(), CALL, KEPT):

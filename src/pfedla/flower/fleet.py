@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pfedla.client import Evaluation
 from pfedla.errors import RunError
-from pfedla.fleet import Answers
+from pfedla.fleet import Answers, Judge
 from pfedla.flower.messages import KEPT, KINDS, Order, evaluation, exchange, field, job, payload
 from pfedla.flower.roster import Roster
 from pfedla.layers import Layers, LayerSpec
@@ -65,20 +65,22 @@ class FlowerFleet:
         self.forgot: set[int] = set()  # the sites that do not have that version any more
         self._staged: dict[int, int] = {}
 
-    def train(self, ids: Sequence[int], sent: Payload, t: int) -> Answers[Payload]:
-        """Have sites train; those that did not answer are asked again as long as too few have."""
+    def train(self, ids: Sequence[int], sent: Payload, t: int, judge: Judge | None = None) -> Answers[Payload]:
+        """Have sites train; those without a usable answer are asked again as long as too few have one."""
         answers, missing, asked, fewest = dict[int, Payload](), dict[int, str](), list(ids), min(self._fewest, len(ids))
         for attempt in range(1, self._tries + 1):
             found = self._ask("train", asked, sent.rows([ids.index(client) for client in asked]), t, self._upload)
-            answers |= found.by_client
+            answers = dict(sorted((answers | found.by_client).items()))
             missing = {client: why for client, why in (missing | found.missing).items() if client not in answers}
-            if len(answers) >= fewest:
+            refused = judge(answers) if judge else {}
+            usable = len(answers) - len(refused)
+            if usable >= fewest:
                 self._staged = dict.fromkeys(answers, t)
-                return Answers(dict(sorted(answers.items())), dict(sorted(missing.items())))
-            reasons = "; ".join(f"{self._roster.sites[client]}: {why}" for client, why in sorted(missing.items()))
-            text = f"round {t}: only {len(answers)} of {len(ids)} sites answered, deploy.fewest is {fewest} ({reasons})"
+                return Answers(answers, dict(sorted(missing.items())))
+            reasons = "; ".join(f"{self._roster.sites[i]}: {why}" for i, why in sorted({**missing, **refused}.items()))
+            text = f"round {t}: only {usable} of {len(ids)} sites answered, deploy.fewest is {fewest} ({reasons})"
             log.warning("%s; try %d of %d", text, attempt, self._tries)
-            asked = [client for client in missing if client not in self.forgot]  # these cannot use what is sent now
+            asked = [client for client in ids if client in {*missing, *refused} - self.forgot]  # they lack what is sent
             self._roster.wait(asked, self._timeout)
         raise RunError(f"{text}. The run's state is saved: it can be resumed")
 

@@ -224,8 +224,11 @@ flwr run ../app sites --stream --run-config resume=true
 Copy `sites/NAME/` to the site NAME. In that folder:
 
 $every
-At the end the site's model is in `state/model.safetensors`:
-`model.load_state_dict(safetensors.torch.load_file("state/model.safetensors"))`.
+At the end the site's model is in `state/model.safetensors`. In that folder, with `model` what your `model()` returns:
+
+```python
+import safetensors.torch; model.load_state_dict(safetensors.torch.load_file("state/model.safetensors"))
+```
 """)
 
 SITE = Template("""### $site

@@ -116,6 +116,8 @@ class Roster:
             fault = field(reply.content, "fault", str)
         except ValueError as error:
             return f"a node answered in no way that a site does: {error}"
+        if fault and not name:
+            return f"a node cannot take part: {fault[:500]}"
         if name not in self.sites:
             return f"an unknown site, {name[:80]!r}, is there: {nearest(name[:80], self.sites)}"
         if fault:

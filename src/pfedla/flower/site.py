@@ -14,7 +14,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from safetensors.torch import save as to_safetensors
 
-from pfedla.client import Job, Kept, Runtime, Setting
+from pfedla.client import Job, Kept, Runtime, Setting, threads
 from pfedla.errors import ConfigError, DataError, ModelError, PfedlaError
 from pfedla.flower.deployment import Deployment, SiteCode
 from pfedla.flower.messages import CALL, KEPT, KINDS, Order, answer, metrics, order, packed, payload
@@ -25,12 +25,17 @@ from pfedla.models import check_model
 from pfedla.training import ClientData
 from pfedla.wire import EXAMPLES, decode, encode
 
-__all__ = ["LostError", "Site"]
+__all__ = ["LostError", "Site", "fault"]
 
 MODEL = "model.safetensors"
 STATE = "pfedla-state"
 
 log = logging.getLogger("pfedla")
+
+
+def fault(why: str, site: str = "") -> RecordDict:
+    """Return an answer to any message that says in one line why there is no other."""
+    return answer(fault=why.partition("\n")[0], lost=False, site=site, outline="", first=0, examples=0)
 
 
 class LostError(PfedlaError):
@@ -46,6 +51,7 @@ class Site:
     state: Path  # where it keeps what is its own
     own_code: str | None = None  # a file or module of its own, in place of the deployment's
     device: str | None = None
+    threads: int = 1  # with one, as simulated clients have, the result is theirs to the bit
 
     @classmethod
     def of(cls, deployment: Deployment, context: Context) -> Site:
@@ -55,8 +61,10 @@ class Site:
         name = texts["site"]
         if not name:
             raise ConfigError("the SuperNode does not say which site it is: --node-config 'site=\"NAME\"'")
-        state = Path(texts["state"] or Path(STATE) / name)
-        return cls(deployment, name, state, texts["code"], texts["device"])
+        state, count = Path(texts["state"] or Path(STATE) / name), context.node_config.get("threads", 1)
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise ConfigError(f"--node-config: threads = {count!r} must be a whole number, at least 1")
+        return cls(deployment, name, state, texts["code"], texts["device"], count)
 
     def handle(self, message: Message) -> RecordDict:
         """Answer a message; what goes wrong is told in a line that tells nothing of the data."""
@@ -75,16 +83,13 @@ class Site:
             return answer(fault=str(error), lost=True)
         except (DataError, ModelError) as error:
             log.error("%s", error)
-            return self._fault("its data or model cannot be used; its own log says why")
+            return fault("its data or model cannot be used; its own log says why", self.name)
         except PfedlaError as error:
             log.error("%s", error)
-            return self._fault(str(error).partition("\n")[0])
+            return fault(str(error), self.name)
         except Exception as error:
             log.exception("a message of the server could not be answered")
-            return self._fault(f"{type(error).__name__}; its own log says more")
-
-    def _fault(self, why: str) -> RecordDict:
-        return answer(fault=why, lost=False, site=self.name, outline="", first=0, examples=0)
+            return fault(f"{type(error).__name__}; its own log says more", self.name)
 
     @cached_property
     def _code(self) -> SiteCode:
@@ -124,7 +129,8 @@ class Site:
         kept = self._kept(asked)
         runtime = Runtime(self.setting, {asked.client: self.data})
         job = Job(kind, asked.client, asked.t, kept, decode(sent, self.setting.spec.names))  # type: ignore[arg-type]
-        found = runtime.run(job)
+        with threads(self.threads):
+            found = runtime.run(job)
         if kind == "evaluate":
             return answer(metrics(found))
         if kind == "personalize":
