@@ -233,6 +233,15 @@ def test_what_is_usual_is_learned_from_the_latest_uploads() -> None:
     assert inspector.refused == 3
 
 
+def test_what_is_only_judged_is_not_remembered() -> None:
+    inspector, uploads = Inspector(), {i: payload(x) for i, x in enumerate((1.0, 2.0, 1e4))}
+    before = inspector.judge(FedAvg(), uploads)
+    assert (before.accepted, list(before.refused)) == ([0, 1], [2])
+    assert (inspector.lengths, inspector.usual, inspector.refused) == ({}, {}, 0)
+    assert inspector.inspect(FedAvg(), uploads) == before
+    assert inspector.refused == 1
+
+
 def test_nothing_sent_is_nothing_to_refuse() -> None:
     upload = Payload.of({}, torch.zeros(1, 1, dtype=torch.bool), ("fc",), examples=torch.tensor([3]))
     assert Inspector().inspect(Local(), {0: upload, 1: upload}).accepted == [0, 1]

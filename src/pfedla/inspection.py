@@ -33,8 +33,6 @@ class Inspected(NamedTuple):
 
     accepted: list[int]
     refused: dict[int, str]
-    lengths: dict[int, dict[str, float]]  # of what was accepted, by kind of entry
-    usual: dict[str, str]  # what most uploads held, and in which form
 
 
 class Inspector:
@@ -48,18 +46,24 @@ class Inspector:
 
     def inspect(self, algorithm: Algorithm[Any], packed: Mapping[int, Payload], coding: Coding = AS_IT_IS) -> Inspected:
         """Judge a round's uploads, and remember those that are accepted: the next ones are judged by them, too."""
-        found = self.judge(algorithm, packed, coding)
-        for kind in {kind for lengths in found.lengths.values() for kind in lengths}:
-            known = [lengths.get(kind, 0.0) for lengths in found.lengths.values()]
+        found, usual, lengths = self._judge(algorithm, packed, coding)
+        for kind in {kind for client in found.accepted for kind in lengths[client]}:
+            known = [lengths[client].get(kind, 0.0) for client in found.accepted]
             latest = torch.tensor([length for length in known if length > 0], dtype=torch.float64)
             self.lengths[kind] = torch.cat([latest.flip(0), self._latest(kind)])[:LATEST]
         if found.accepted:
-            self.usual = found.usual
+            self.usual = usual
         self.refused += len(found.refused)
         return found
 
     def judge(self, algorithm: Algorithm[Any], packed: Mapping[int, Payload], coding: Coding = AS_IT_IS) -> Inspected:
-        """Judge uploads, one row each, as they came, by what they unpack to; nothing is remembered."""
+        """Judge uploads, and remember nothing of it."""
+        return self._judge(algorithm, packed, coding)[0]
+
+    def _judge(
+        self, algorithm: Algorithm[Any], packed: Mapping[int, Payload], coding: Coding
+    ) -> tuple[Inspected, dict[str, str], dict[int, dict[str, float]]]:
+        """Judge uploads, one row each, as they came, by what they unpack to; return what is usual, and lengths, too."""
         uploads: dict[int, Payload] = {}
         refused: dict[int, str] = {}
         for client, row in packed.items():
@@ -81,9 +85,7 @@ class Inspector:
         for kind in sorted({kind for found in lengths.values() for kind in found}):
             refused |= self._too_long(kind, {client: found[kind] for client, found in lengths.items() if kind in found})
         accepted = [client for client in packed if client not in refused]
-        return Inspected(
-            accepted, dict(sorted(refused.items())), {client: lengths[client] for client in accepted}, usual
-        )
+        return Inspected(accepted, dict(sorted(refused.items()))), usual, lengths
 
     def _fault(self, algorithm: Algorithm[Any], upload: Payload) -> str | None:
         """Return what is wrong with an upload, whatever others sent; None if nothing is."""

@@ -235,7 +235,7 @@ def run_round(algorithm: Algorithm[Any], server: Server, fleet: Fleet, ids: Sequ
     sent = coding.pack(_download(algorithm, server.state, fleet, ids), "down", ids, t)
     answers = fleet.train(ids, sent, t, lambda found: server.inspector.judge(algorithm, found, coding).refused)
     with uninterrupted():
-        answered, refused, *_ = server.inspector.inspect(algorithm, answers.by_client, coding)
+        answered, refused = server.inspector.inspect(algorithm, answers.by_client, coding)
         packed = Payload.stack([answers.by_client[client] for client in answered]) if answered else None
         server.ledger.record(t, ids, sent, answered, packed)
         if packed is not None:

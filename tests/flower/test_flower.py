@@ -126,8 +126,8 @@ def test_a_deployed_run_leaves_what_a_simulated_one_leaves(tmp_path: Path) -> No
 
 
 CODECS = [
-    *(Codec(up=name) for name in ("float16", "bfloat16", "int8", "int4", "top-k", "random-k")),  # type: ignore[arg-type]
-    *(Codec(down=name) for name in ("float16", "bfloat16", "int8", "int4")),  # type: ignore[arg-type]
+    *(Codec(up=name) for name in ("float16", "bfloat16", "int8", "int4", "top-k", "random-k")),
+    *(Codec(down=name) for name in ("float16", "bfloat16", "int8", "int4")),
     Codec("int8", "int4"),
 ]
 
@@ -385,6 +385,20 @@ def test_a_site_that_comes_later_takes_part_from_then_on(tmp_path: Path, caplog:
     }
     assert [took[t, 2] for t in (1, 2, 3)] == [False, False, True]
     assert "the run starts without site-2" in caplog.text
+
+
+def test_a_node_that_does_not_say_who_it_is_holds_nobody_up(tmp_path: Path) -> None:
+    made, grid = deployed(tmp_path, PFedLA(), schedule=SHORT, fewest=2, timeout=600)
+
+    def silent(question: Message, answer: Message) -> Message | None:
+        metadata = question.metadata
+        return None if metadata.message_type == CALL and metadata.dst_node_id == grid.node_of(2) else answer
+
+    grid.change = silent
+    up = serve(made, grid, tmp_path / "run").ledger.arrays()
+    assert {int(client) for client, sizes in zip(up["client"], up["up"], strict=True) if sizes.any()} == {0, 1}
+    asked = [question.metadata.dst_node_id for question, _ in grid.messages if question.metadata.message_type == CALL]
+    assert sorted(asked) == sorted(grid.nodes)  # once each
 
 
 def test_the_server_goes_back_to_an_earlier_checkpoint_and_the_sites_with_it(tmp_path: Path) -> None:

@@ -75,7 +75,8 @@ def serve(deployment: Deployment, grid: Grid, out: Path, *, resume: bool = False
     """Run a deployment's rounds with the sites that are behind a grid, and leave a run's record in `out`."""
     deploy, experiment = deployment.deploy, deployment.experiment
     setting = deployment.setting(deployment.code())
-    roster = Roster(grid, deploy.sites, setting.spec, setting.template, registered=deploy.registered)
+    spec, template = setting.spec, setting.template
+    roster = Roster(grid, deploy.sites, spec, template, registered=deploy.registered, timeout=deploy.timeout)
     log.info("waiting for the sites %s", ", ".join(deploy.sites))
     roster.gather(deploy.fewest, deploy.patience)
     examples = [roster.examples.get(client, 0) for client in range(len(deploy.sites))]

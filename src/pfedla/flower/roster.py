@@ -14,13 +14,12 @@ from flwr.serverapp import Grid
 from torch import nn
 
 from pfedla.errors import RunError, nearest
-from pfedla.flower.messages import CALL, exchange, field, patiently
+from pfedla.flower.messages import CALL, field, patiently
 from pfedla.layers import LayerSpec, tensors_of
 from pfedla.tensorfile import checksum
 
 __all__ = ["Roster", "first_values", "outline"]
 
-CALL_TIMEOUT = 120.0
 PAUSE = 1.0  # seconds between two looks for nodes
 
 log = logging.getLogger("pfedla")
@@ -51,16 +50,27 @@ class Roster:
         The model.
     registered
         Take nobody's word for a name: the operator has registered each node's key under it. Without, only for trials.
+    timeout
+        Seconds after which a node that does not say who it is is asked again.
     """
 
     def __init__(
-        self, grid: Grid, sites: Sequence[str], spec: LayerSpec, template: nn.Module, *, registered: bool = True
+        self,
+        grid: Grid,
+        sites: Sequence[str],
+        spec: LayerSpec,
+        template: nn.Module,
+        *,
+        registered: bool = True,
+        timeout: float = 600.0,
     ) -> None:
         self.grid, self.sites = grid, tuple(sites)
         self.nodes: dict[int, int] = {}  # client -> node
         self.examples: dict[int, int] = {}  # client -> training examples, 0 if it does not tell
         self.refused: dict[int, str] = {}  # node -> why it is none of the sites
         self._outline, self._first, self._registered = outline(spec), first_values(template), registered
+        self._timeout = timeout
+        self._asked: dict[str, tuple[int, float]] = {}  # message without an answer yet -> node, end of patience
 
     def gather(self, fewest: int, patience: float) -> None:
         """Wait until all sites are there, or after `patience` seconds at least `fewest` of them."""
@@ -83,20 +93,23 @@ class Roster:
         log.warning("the run starts without %s; whoever comes later takes part from then on", ", ".join(absent))
 
     def look(self) -> set[int]:
-        """Ask nodes that were not there before who they are; return all nodes that are there now."""
+        """Ask new nodes who they are, take in those that have answered by now; return all nodes that are there."""
         here: dict[int, Any] = {node.node_id: node for node in patiently(self.grid.get_nodes)}
-        known = {*self.nodes.values(), *self.refused}
-        strangers = [node for node in sorted(here) if node not in known]
-        if strangers:
-            messages = {node: Message(RecordDict(), node, CALL, ttl=CALL_TIMEOUT) for node in strangers}
-            replies = exchange(self.grid, messages, CALL_TIMEOUT)
-            for node in strangers:
-                reply = replies[node]
-                if isinstance(reply, str):
-                    log.warning("node %d was asked for its name: %s", node, reply)
-                elif why := self._enter(node, here[node].name, reply, set(here)):
-                    self.refused[node] = why
-                    log.warning("node %d is refused: %s", node, why)
+        now = time.monotonic()
+        self._asked = {sent: (node, end) for sent, (node, end) in self._asked.items() if now < end}
+        known = {*self.nodes.values(), *self.refused, *(node for node, _ in self._asked.values())}
+        for node in sorted(here.keys() - known):
+            for sent in patiently(self.grid.push_messages, [Message(RecordDict(), node, CALL, ttl=self._timeout)]):
+                self._asked[sent] = node, now + self._timeout
+        for reply in patiently(self.grid.pull_messages, list(self._asked)) if self._asked else ():
+            node, _ = self._asked.pop(reply.metadata.reply_to_message_id, (0, 0.0))
+            if node not in here:  # it is asked again when it is back
+                continue
+            if reply.has_error():
+                log.warning("node %d was asked for its name: %s", node, reply.error.reason or reply.error.code)
+            elif reply.metadata.src_node_id == node and (why := self._enter(node, here[node].name, reply, set(here))):
+                self.refused[node] = why
+                log.warning("node %d is refused: %s", node, why)
         return set(here)
 
     def wait(self, clients: Sequence[int], patience: float) -> None:
