@@ -293,10 +293,10 @@ def _first_model(model: Callable[[], nn.Module] | nn.Module, seed: int) -> nn.Mo
     return seeded((lambda: copy.deepcopy(model)) if isinstance(model, nn.Module) else model, seed)
 
 
-def assemble(experiment: Experiment, model: Callable[[], nn.Module]) -> Setting:
-    """Put together what is fixed for a run, where there is no data yet: on a server, or at a site."""
+def assemble(experiment: Experiment, model: Callable[[], nn.Module], names: Sequence[str]) -> Setting:
+    """Put together what is fixed for a run of clients with these names, where there is no data yet."""
     template = _first_model(model, experiment.schedule.seed)
-    setting = _assemble(experiment, template, LayerSpec.of(template, experiment.model.layers))
+    setting = _assemble(experiment, template, LayerSpec.of(template, experiment.model.layers), names)
     return replace(setting, deployed=True)
 
 

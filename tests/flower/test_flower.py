@@ -310,7 +310,7 @@ def test_a_bad_answer_is_left_out_and_its_site_comes_back(
     made, grid = deployed(tmp_path, PFedLA(retain=1), schedule=SHORT, timeout=0.1)
     grid.change = change_upload(fault)
     ledger = serve(made, grid, tmp_path / "run").ledger.arrays()
-    assert any("client 1 is absent from round 2" in text and reason in text for text in caplog.messages)
+    assert any("client site-1 is absent from round 2" in text and reason in text for text in caplog.messages)
     up = {
         (t, client): sizes.sum()
         for t, client, sizes in zip(ledger["round"], ledger["client"], ledger["up"], strict=True)
@@ -437,6 +437,30 @@ def test_a_site_that_lost_its_disk_is_sent_what_the_server_knows(tmp_path: Path,
         assert all(not other.all() for other in others)
     else:  # the head never left it: it begins anew
         assert all(torch.equal(mine, other) for other in others)
+
+
+def test_a_site_that_is_away_at_the_end_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made, grid = deployed(tmp_path, PFedLA(retain=1), schedule=SHORT, test_seed=9, timeout=0.1, tries=2)
+    kind, lost = "query.personalize", list[int]()
+
+    def lose(question: Message, answer: Message) -> Message | None:
+        if question.metadata.message_type != kind or lost:
+            return answer
+        lost.append(order(question.content).client)
+        return None
+
+    grid.change = lose
+    same_run(serve(made, grid, tmp_path / "run"), simulated(made))
+    asked = [order(question.content).client for question, _ in grid.messages if question.metadata.message_type == kind]
+    assert asked == [0, 1, 2, 0]
+    assert "asked again (site-0: no answer within 0.1 seconds)" in caplog.text
+
+    grid.change, grid.messages = lambda q, answer: None if q.metadata.message_type == kind else answer, []
+    result = serve(made, grid, tmp_path / "none")  # the run is complete, and says who lacks a model
+    asked = [order(question.content).client for question, _ in grid.messages if question.metadata.message_type == kind]
+    assert asked == [0, 1, 2] * 2
+    assert not result.with_models
+    assert "client site-2 did not send its personalized model: no answer within 0.1 seconds" in caplog.text
 
 
 def test_after_a_restart_the_server_asks_who_still_has_what_it_kept(tmp_path: Path) -> None:

@@ -190,7 +190,11 @@ def machines() -> Iterator[Machines]:
     assert done.exit_code == 0, done.output
     config = folder / "app" / "pfedla.toml"
     tables = tomllib.loads(config.read_text())
-    tables["deploy"] |= {"fewest": len(SITES), "timeout": 300, "models": True}  # nobody may be absent from a round
+    patient = {
+        "timeout": 120,
+        "tries": 10,
+    }  # on a busy machine Flower's processes start too late, and messages are lost
+    tables["deploy"] |= {"fewest": len(SITES), "models": True, **patient}  # nobody may be absent from a round
     tables["schedule"] |= {"rounds": 3, "eval_every": 3}
     tables["training"] |= {"local_epochs": 1}
     config.write_text(tomli_w.dumps(tables))
@@ -271,7 +275,8 @@ def test_real_processes_give_what_the_simulator_gives_through_crashes(machines: 
     machines.start(resume, "server", "resume.log")
     machines.train(2, "east")
     machines.kill("sites/east")
-    machines.until(lambda: "round 2: only 3 of 4 sites answered" in machines.log("resume.log"), "nobody misses east")
+    missed = r"round 2: only \d of 4 sites answered, .*east: "
+    machines.until(lambda: re.search(missed, machines.log("resume.log")), "nobody misses east")
     machines.supernode("east")  # Flower lets a node in again once it has missed the old one's heartbeat
     machines.train(3, "east")
     machines.kill("server")

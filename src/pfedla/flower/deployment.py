@@ -111,7 +111,7 @@ class Deployment:
     def setting(self, code: SiteCode, device: str | None = None) -> Setting:
         """Make the model and put together what is fixed for the run."""
         machine = replace(self.experiment.machine, device=device or self.experiment.machine.device)
-        return assemble(replace(self.experiment, machine=machine), code.model)
+        return assemble(replace(self.experiment, machine=machine), code.model, self.deploy.sites)
 
     def data(self, code: SiteCode, site: str) -> Federation:
         """Return a site's data: a federation of one."""

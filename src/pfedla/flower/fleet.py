@@ -97,8 +97,22 @@ class FlowerFleet:
         return self._ask("evaluate", ids, sent, t, evaluation)
 
     def personalize(self, ids: Sequence[int], sent: Payload, t: int) -> Answers[Layers]:
-        """Return sites' personalized models; each site writes its own to its disk, too."""
-        return self._ask("personalize", ids, sent, t, self._model)
+        """Return sites' personalized models; each site writes its own to its disk, too.
+
+        It is what everybody worked for: sites that have trained and do not answer are waited for and asked again.
+        """
+        answers, missing, asked = dict[int, Layers](), dict[int, str](), list(ids)
+        for attempt in range(1, self._tries + 1):
+            found = self._ask("personalize", asked, sent.rows([ids.index(client) for client in asked]), t, self._model)
+            answers |= found.by_client
+            missing = {client: why for client, why in (missing | found.missing).items() if client not in answers}
+            asked = [client for client in missing if self.versions[client] and client not in self.forgot]
+            if not asked or attempt == self._tries:
+                break
+            reasons = "; ".join(f"{self._roster.sites[client]}: {missing[client]}" for client in asked)
+            log.warning("sites without their personalized models are asked again (%s)", reasons)
+            self._roster.wait(asked, self._timeout)
+        return Answers(dict(sorted(answers.items())), dict(sorted(missing.items())))
 
     def snapshot(self) -> dict[str, Tensor]:
         """Return which versions count."""
