@@ -68,6 +68,7 @@ class FlowerFleet:
     def train(self, ids: Sequence[int], sent: Payload, t: int, judge: Judge | None = None) -> Answers[Payload]:
         """Have sites train; those without a usable answer are asked again as long as too few have one."""
         answers, missing, asked, fewest = dict[int, Payload](), dict[int, str](), list(ids), min(self._fewest, len(ids))
+        known = set(self.forgot)  # what is sent makes up for it
         for attempt in range(1, self._tries + 1):
             found = self._ask("train", asked, sent.rows([ids.index(client) for client in asked]), t, self._upload)
             answers = dict(sorted((answers | found.by_client).items()))
@@ -80,7 +81,8 @@ class FlowerFleet:
             reasons = "; ".join(f"{self._roster.sites[i]}: {why}" for i, why in sorted({**missing, **refused}.items()))
             text = f"round {t}: only {usable} of {len(ids)} sites answered, deploy.fewest is {fewest} ({reasons})"
             log.warning("%s; try %d of %d", text, attempt, self._tries)
-            asked = [client for client in ids if client in {*missing, *refused} - self.forgot]  # they lack what is sent
+            again = {*missing, *refused} - (self.forgot - known)  # who has just said so cannot use what is sent now
+            asked = [client for client in ids if client in again]
             self._roster.wait(asked, self._timeout)
         raise RunError(f"{text}. The run's state is saved: it can be resumed")
 
@@ -101,12 +103,12 @@ class FlowerFleet:
 
         It is what everybody worked for: sites that have trained and do not answer are waited for and asked again.
         """
-        answers, missing, asked = dict[int, Layers](), dict[int, str](), list(ids)
+        answers, missing, asked, known = dict[int, Layers](), dict[int, str](), list(ids), set(self.forgot)
         for attempt in range(1, self._tries + 1):
             found = self._ask("personalize", asked, sent.rows([ids.index(client) for client in asked]), t, self._model)
             answers |= found.by_client
             missing = {client: why for client, why in (missing | found.missing).items() if client not in answers}
-            asked = [client for client in missing if self.versions[client] and client not in self.forgot]
+            asked = [client for client in missing if self.versions[client] and client not in self.forgot - known]
             if not asked or attempt == self._tries:
                 break
             reasons = "; ".join(f"{self._roster.sites[client]}: {missing[client]}" for client in asked)
