@@ -38,11 +38,16 @@ from pfedla.flower.project import NODE_PORT
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="finds its processes in /proc"),
+    pytest.mark.skipif(
+        not os.environ.get("PFEDLA_FLOWER_PROCESSES"),
+        reason="needs a machine that is not busy, or Flower loses messages: set PFEDLA_FLOWER_PROCESSES=1",
+    ),
 ]
 
 SITES = ("north", "east", "south", "west")
 PATIENCE = 900.0  # seconds for anything at all
 MARK = "PFEDLA_TEST_PROCESSES"
+DOCS = Path(__file__).parents[2] / "docs" / "deploy.md"
 
 
 def free_port() -> int:
@@ -294,10 +299,11 @@ def test_real_processes_give_what_the_simulator_gives_through_crashes(machines: 
     np.testing.assert_allclose(result.alpha, expected.alpha, rtol=0, atol=1e-6)
     for key, values in expected.ledger.arrays().items():
         assert np.array_equal(result.ledger.arrays()[key], values), key
-    (line,) = re.findall(r"^```python\n(.*)\n```", (machines.folder / "README.md").read_text(), flags=re.MULTILINE)
+    (load,) = re.findall(r"```python\n(.*?)```", (machines.folder / "README.md").read_text(), flags=re.DOTALL)
+    assert load.strip() in DOCS.read_text()
     for client, site in enumerate(SITES):
         model = Deployment.load(machines.folder / "app").code().model()
         with contextlib.chdir(machines.folder / "sites" / site):
-            exec(line, {"model": model})
+            exec(load, {"model": model})
         for name, tensor in expected.model(client).state_dict().items():
             torch.testing.assert_close(model.state_dict()[name], tensor, rtol=0, atol=1e-6)

@@ -227,7 +227,7 @@ $every
 At the end the site's model is in `state/model.safetensors`. In that folder, with `model` what your `model()` returns:
 
 ```python
-import safetensors.torch; model.load_state_dict(safetensors.torch.load_file("state/model.safetensors"))
+from safetensors.torch import load_file; model.load_state_dict(load_file("state/model.safetensors"))
 ```
 """)
 
