@@ -439,6 +439,22 @@ def test_a_site_that_lost_its_disk_is_sent_what_the_server_knows(tmp_path: Path,
         assert all(torch.equal(mine, other) for other in others)
 
 
+def test_a_lost_disk_stops_a_run_that_needs_everybody_and_it_is_resumed(tmp_path: Path) -> None:
+    schedule = Schedule(seed=3, rounds=3, eval_every=3)  # an evaluation would find it out before the round
+    made, grid = deployed(tmp_path, PFedLA(retain=1), schedule=schedule, fewest=3, timeout=0.1, tries=2)
+
+    def lose(question: Message, answer: Message) -> Message:
+        if at(question, 2) and order(question.content).client == 2:
+            shutil.rmtree(tmp_path / "state" / str(grid.node_of(0)))
+        return answer
+
+    grid.change = lose
+    with pytest.raises(RunError, match=r"round 3: only 2 of 3 .*site-0: it does not have what it kept after round 2"):
+        serve(made, grid, tmp_path / "run")
+    grid.change = lambda _, answer: answer
+    assert serve(made, grid, tmp_path / "run", resume=True).ledger.arrays()["up"].sum(1).all()
+
+
 def test_a_site_that_is_away_at_the_end_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     made, grid = deployed(tmp_path, PFedLA(retain=1), schedule=SHORT, test_seed=9, timeout=0.1, tries=2)
     kind, lost = "query.personalize", list[int]()
