@@ -293,7 +293,7 @@ def _first_model(model: Callable[[], nn.Module] | nn.Module, seed: int) -> nn.Mo
     return seeded((lambda: copy.deepcopy(model)) if isinstance(model, nn.Module) else model, seed)
 
 
-def assemble(experiment: Experiment, model: Callable[[], nn.Module], names: Sequence[str]) -> Setting:
+def assemble(experiment: Experiment, model: Callable[[], nn.Module], names: Sequence[str] = ()) -> Setting:
     """Put together what is fixed for a run of clients with these names, where there is no data yet."""
     template = _first_model(model, experiment.schedule.seed)
     setting = _assemble(experiment, template, LayerSpec.of(template, experiment.model.layers), names)
