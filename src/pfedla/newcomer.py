@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from pfedla.algorithm import Algorithm
-from pfedla.client import Evaluation, Job, Kept, Runtime, Setting
+from pfedla.client import Evaluation, Job, Kept, Runtime, Setting, threads
 from pfedla.config import Experiment
 from pfedla.data.federation import Client, Federation, own_data
 from pfedla.engine import FlatModel
@@ -132,12 +132,13 @@ def join_with(
     )
     state, t = _trained(record, setting, n)
     state = setting.algorithm.admit(state, stream(setting.seed, "join", name))
-    member = _Member(setting, n, data, attracted(setting, state, n, data, gradients), t)
-    history = [member.scores()]
-    for _ in range(rounds):
-        member.train()
-        history.append(member.scores())
-    module = setting.spec.build(setting.template, member.model(), 0)
+    with threads(1):  # as everybody trained
+        member = _Member(setting, n, data, attracted(setting, state, n, data, gradients), t)
+        history = [member.scores()]
+        for _ in range(rounds):
+            member.train()
+            history.append(member.scores())
+        module = setting.spec.build(setting.template, member.model(), 0)
     description = Description.of(record.facts(), name, setting.spec.names)
     return Joined(history, _weights(setting, member.state), module, description)
 

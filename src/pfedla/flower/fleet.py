@@ -20,7 +20,9 @@ from pfedla.flower.roster import Roster
 from pfedla.layers import Layers, LayerSpec
 from pfedla.wire import Payload, decode, encode
 
-__all__ = ["FlowerFleet"]
+__all__ = ["JOINED", "FlowerFleet"]
+
+JOINED = -1  # the version of a site that joined later: it has nothing, and is sent all that the server knows of it
 
 log = logging.getLogger("pfedla")
 
@@ -108,7 +110,7 @@ class FlowerFleet:
             found = self._ask("personalize", asked, sent.rows([ids.index(client) for client in asked]), t, self._model)
             answers |= found.by_client
             missing = {client: why for client, why in (missing | found.missing).items() if client not in answers}
-            asked = [client for client in missing if self.versions[client] and client not in self.forgot - known]
+            asked = [client for client in missing if self.versions[client] > 0 and client not in self.forgot - known]
             if not asked or attempt == self._tries:
                 break
             reasons = "; ".join(f"{self._roster.sites[client]}: {missing[client]}" for client in asked)
@@ -123,9 +125,9 @@ class FlowerFleet:
     def restore(self, snapshot: Mapping[str, Tensor]) -> None:
         """Go back to these versions, and ask the sites whether they still have them."""
         self.versions, self._staged = snapshot["versions"], {}
-        self.forgot = set((self.versions == 0).nonzero().flatten().tolist())  # they have nothing, and are sent all
+        self.forgot = set((self.versions == JOINED).nonzero().flatten().tolist())
         here = self._roster.look()
-        asked = [c for c, node in self._roster.nodes.items() if node in here and self.versions[c]]
+        asked = [c for c, node in self._roster.nodes.items() if node in here and self.versions[c] > 0]
         messages = {client: self._message(KEPT, client, 0, b"") for client in asked}
         for client, reply in exchange(self._roster.grid, messages, self._timeout).items():
             if isinstance(reply, Message):

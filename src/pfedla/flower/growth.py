@@ -13,6 +13,7 @@ from pfedla.errors import ConfigError, RunError
 from pfedla.experiment import widen_run
 from pfedla.flower.certificates import write_key
 from pfedla.flower.deployment import CONFIG, Deployment
+from pfedla.flower.fleet import JOINED
 from pfedla.record import write_text
 
 __all__ = ["add_site"]
@@ -42,7 +43,7 @@ def add_site(folder: Path, name: str, run: Path, out: Path) -> int:
         name,
         setting,
         versions,
-        lambda found: {"versions": torch.cat([found["versions"], torch.zeros(1, dtype=torch.int64)])},
+        lambda found: {"versions": torch.cat([found["versions"], torch.tensor([JOINED])])},
         out,
     )
     place, authority = folder / "sites" / name, folder / "server" / "ca.crt"
