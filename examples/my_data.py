@@ -15,9 +15,9 @@ for site in range(4):  # 20 measurements per patient; two sites of a kind
     x = rng.normal(size=(200, 20)).astype(np.float32)
     np.savez(folder / f"site-{site}.npz", x=x, y=(x @ kind > 0).astype(np.int64))
 
-# The same from a shell:  pfedla run --folder hospitals --model mlp --rounds 20
+# The same from a shell:  pfedla run --folder hospitals --model mlp --rounds 40
 experiment = pfedla.Experiment.from_tables(
-    {"data": {"folder": str(folder)}, "model": {"name": "mlp"}, "schedule": {"rounds": 20}, "training": {"lr": 0.05}}
+    {"data": {"folder": str(folder)}, "model": {"name": "mlp"}, "schedule": {"rounds": 40}, "training": {"lr": 0.05}}
 )
 result = pfedla.run_experiment(experiment, out=folder.parent / "run")
 print(f"accuracy {result.summary['accuracy_mean']:.3f}; models in {folder.parent / 'run' / 'models'}")

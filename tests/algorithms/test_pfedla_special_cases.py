@@ -95,7 +95,9 @@ def test_of_twins_own_weight_is_above_the_twins_and_that_above_the_others(seed: 
         return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3))
 
     training = Training(local_epochs=2, batch_size=16, lr=0.05)
-    result = pfedla.run(PFedLA(), make, twins(seed), 25, training=training, eval_every=25, seed=seed, workers=0)
+    result = pfedla.run(
+        PFedLA(hyper_lr=1e-3), make, twins(seed), 25, training=training, eval_every=25, seed=seed, workers=0
+    )
     assert result.alpha is not None
     head = result.alpha[-1, :, -1]  # (clients, clients)
     client = np.arange(6)
