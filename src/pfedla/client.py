@@ -22,6 +22,7 @@ from pfedla.errors import ConfigError, PfedlaError, RunError
 from pfedla.layers import STATS, Layers, LayerSpec, entry
 from pfedla.objective import Classification, Objective
 from pfedla.privacy import Privacy, normal_of, private, system_normal
+from pfedla.storage import repeat
 from pfedla.training import ClientData, Task, Training, score
 from pfedla.wire import Payload
 
@@ -86,6 +87,12 @@ class Setting:
         owing = [layer for layer in self.spec.names if lossy and self.algorithm.uploads(layer)]
         owed = {layer: torch.zeros_like(theta[layer]) for layer in owing}
         return Kept(self.algorithm.enroll(theta), torch.zeros(1, dtype=torch.int64), owed)
+
+    def enroll_all(self, n: int) -> Kept:
+        """Return what `n` clients keep before their first round."""
+        first = self.enroll()
+        own, owed = ({key: repeat(row, n) for key, row in part.items()} for part in (first.own, first.owed))
+        return Kept(own, first.rounds.repeat(n), owed)
 
 
 class Kept(NamedTuple):

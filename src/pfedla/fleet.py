@@ -12,7 +12,6 @@ from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 from pfedla.client import Evaluation, Job, Kept, Setting, threads
 from pfedla.layers import Layers
 from pfedla.pool import Pool, keep_freed_memory
-from pfedla.storage import repeat
 from pfedla.training import ClientData
 from pfedla.tree import flatten, transform
 from pfedla.wire import Payload
@@ -83,9 +82,7 @@ class SimulatedFleet:
 
     def __init__(self, setting: Setting, data: Mapping[int, ClientData], pool: Pool) -> None:
         keep_freed_memory()  # of the server's part of a round, and of clients in this process
-        first = setting.enroll()
-        own, owed = ({key: repeat(row, len(data)) for key, row in part.items()} for part in (first.own, first.owed))
-        self.kept = Kept(own, first.rounds.repeat(len(data)), owed)
+        self.kept = setting.enroll_all(len(data))
         self._examples = {client: len(samples.train) for client, samples in data.items()}
         self._pool = pool
         self._staged: dict[int, Kept] = {}

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from pfedla.algorithm import Algorithm
-from pfedla.client import Evaluation, Job, Kept, Runtime, Setting, threads
+from pfedla.client import Evaluation, Job, Runtime, Setting, threads
 from pfedla.config import Experiment
 from pfedla.data.federation import Client, Federation, own_data
 from pfedla.engine import FlatModel
@@ -30,7 +29,7 @@ from pfedla.modelfile import Description, save_model
 from pfedla.objective import Classification
 from pfedla.randomness import stream
 from pfedla.record import RunRecord
-from pfedla.storage import repeat
+from pfedla.rounds import download
 from pfedla.trained import numbered
 from pfedla.training import ClientData, Task
 from pfedla.wire import Payload
@@ -149,7 +148,7 @@ def attracted(setting: Setting, state: Any, client: int, data: ClientData, gradi
     model = FlatModel(copy.deepcopy(setting.template), setting.spec, setting.objective, setting.device)
     task = Task(model, [data.train], [client], setting.training, setting.seed, 0, setting.called)
     for k in range(1, gradients + 1):
-        served = task.normalized(_all_of(algorithm, state, client).fill(own))
+        served = task.normalized(download(algorithm, state, [client], [client]).fill(own))
         downhill = {key: -rows for key, rows in task.gradient(served).items()}
         state = algorithm.attract(state, client, downhill, FIRST_STEP / k**0.5, by_layer=False)
     return state
@@ -195,10 +194,9 @@ class _Member:
 
     def _sent(self, t: int) -> Payload:
         """Return what it is sent, packed; before its first round every layer, for it has nothing to retain."""
-        algorithm, ids = self.setting.algorithm, torch.tensor([self.client])
-        first = not int(self.kept.rounds)
-        got = _all_of(algorithm, self.state, self.client) if first else algorithm.download(self.state, ids)
-        return self.setting.coding.pack(got, "down", [self.client], t)
+        ids = [self.client]
+        got = download(self.setting.algorithm, self.state, ids, () if int(self.kept.rounds) else ids)
+        return self.setting.coding.pack(got, "down", ids, t)
 
 
 def _newcomer(
@@ -223,21 +221,11 @@ def _newcomer(
 
 def _trained(record: RunRecord, setting: Setting, n: int) -> tuple[Any, int]:
     """Return the server's state at the end of a run, and its last round."""
-    first = setting.enroll()
-    own, owed = ({key: repeat(row, n) for key, row in part.items()} for part in (first.own, first.owed))
     state = setting.algorithm.init(setting.spec.read(setting.template), n, stream(setting.seed, "init"))
-    saved = record.latest(state, Kept(own, first.rounds.repeat(n), owed))
+    saved = record.latest(state, setting.enroll_all(n))
     if saved is None:
         raise RunError(f"{record.path} has no checkpoint to join: run it with machine.checkpoints = true")
     return saved.state, saved.t
-
-
-def _all_of(algorithm: Algorithm[Any], state: Any, client: int) -> Payload:
-    """Return what a client would be sent that has nothing yet: also what the server knows of layers it would retain."""
-    ids = torch.tensor([client])
-    got, known = algorithm.download(state, ids), algorithm.known(state, ids)
-    told = torch.tensor([[name in known for name in got.names]])
-    return Payload.of(got.layers | got.fill(known), got.sent | told, got.names, **got.values) if known else got
 
 
 def _weights(setting: Setting, state: Any) -> dict[str, dict[str, float]]:

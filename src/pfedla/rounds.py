@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -36,6 +36,7 @@ __all__ = [
     "Server",
     "Track",
     "Watch",
+    "download",
     "evaluate",
     "participants",
     "run",
@@ -232,7 +233,7 @@ def run_round(algorithm: Algorithm[Any], server: Server, fleet: Fleet, ids: Sequ
     Ctrl-C before the clients have answered leaves everything as it was; after that it waits for the update.
     """
     t, coding = server.t + 1, server.coding
-    sent = coding.pack(_download(algorithm, server.state, fleet, ids), "down", ids, t)
+    sent = coding.pack(download(algorithm, server.state, ids, fleet.forgot), "down", ids, t)
     answers = fleet.train(ids, sent, t, lambda found: server.inspector.judge(algorithm, found, coding).refused)
     with uninterrupted():
         answered, refused = server.inspector.inspect(algorithm, answers.by_client, coding)
@@ -248,15 +249,15 @@ def run_round(algorithm: Algorithm[Any], server: Server, fleet: Fleet, ids: Sequ
     return {**answers.missing, **{client: f"its upload was refused: {why}" for client, why in refused.items()}}
 
 
-def _download(algorithm: Algorithm[Any], state: Any, fleet: Fleet, ids: Sequence[int]) -> Payload:
-    """Return what these clients are sent; one that lost what it kept also gets what the server knows of it."""
+def download(algorithm: Algorithm[Any], state: Any, ids: Sequence[int], forgot: Collection[int]) -> Payload:
+    """Return what these clients are sent; those that `forgot` what they kept get what the server knows of it, too."""
     sent = algorithm.download(state, torch.tensor(ids))
-    forgot = torch.tensor([client in fleet.forgot for client in ids])
-    if not forgot.any() or not (known := algorithm.known(state, torch.tensor(ids))):
+    lost = torch.tensor([client in forgot for client in ids])
+    if not lost.any() or not (known := algorithm.known(state, torch.tensor(ids))):
         return sent
     told = torch.tensor([name in known for name in sent.names])
     layers = sent.fill(known)
-    return Payload.of(sent.layers | layers, sent.sent | (forgot[:, None] & told), sent.names, **sent.values)
+    return Payload.of(sent.layers | layers, sent.sent | (lost[:, None] & told), sent.names, **sent.values)
 
 
 def evaluate(
@@ -289,7 +290,7 @@ def _ask(
     everybody = Answers[Any]({}, {})
     for start in range(0, n, CHUNK):
         ids = range(start, min(start + CHUNK, n))
-        found = ask(ids, coding.pack(_download(algorithm, state, fleet, ids), "down", ids, t + 1), t)
+        found = ask(ids, coding.pack(download(algorithm, state, ids, fleet.forgot), "down", ids, t + 1), t)
         everybody.by_client.update(found.by_client)
         everybody.missing.update(found.missing)
         let_go()
