@@ -6,6 +6,8 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import version
@@ -54,6 +56,14 @@ def re_exported(name: str) -> set[str]:
         for exported in (module(str(node.module)).__all__ if alias.name == "*" else [alias.asname or alias.name])
         if exported == "__version__" or not exported.startswith("_")
     }
+
+
+def test_the_library_is_imported_without_what_only_some_of_its_parts_need() -> None:
+    code = "import sys, pfedla; print(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "torch" in loaded
+    assert not loaded & {"matplotlib", "plotly", "starlette", "flwr", "ray", "mlflow", "tensorboard", "dp_accounting"}
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -180,8 +190,8 @@ def test_imports_have_no_circles_and_none_goes_through_the_face() -> None:
     assert [name for name, others in found.items() if "" in others] == []
 
 
-def test_only_the_cluster_and_the_sites_are_imported_late() -> None:
-    assert set().union(*graph(lazy=True).values()) == {"ray", "flower.growth", "flower.project"}
+def test_only_the_cluster_the_sites_and_a_trackers_pictures_are_imported_late() -> None:
+    assert set().union(*graph(lazy=True).values()) == {"ray", "flower.growth", "flower.project", "report.weights"}
     assert not any("ray" in others for others in graph().values())
     assert not any("flower" in others for name, others in by_folder(graph()).items() if name != "flower")
 

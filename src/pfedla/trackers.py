@@ -20,7 +20,6 @@ import numpy as np
 
 from pfedla.errors import ConfigError, RunError
 from pfedla.record import EVENTS
-from pfedla.report.weights import MOST, picture
 from pfedla.result import weights_of
 from pfedla.rounds import Schedule, Track
 
@@ -258,6 +257,8 @@ class _Telling:
 
     def _pictures(self, t: int, diagnostics: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the weights as a picture after the last round, and after some evaluations before."""
+        from pfedla.report.weights import MOST, picture  # with matplotlib, which runs without trackers do without
+
         schedule = self._schedule
         every = schedule.eval_every * -(-schedule.rounds // (schedule.eval_every * PICTURES))
         alpha = weights_of(diagnostics)
