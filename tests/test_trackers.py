@@ -17,8 +17,8 @@ from torch import nn
 import pfedla
 from pfedla import FedAvg, PFedLA, Training
 from pfedla.config import Experiment, Machine
+from pfedla.elsewhere import open_run, run_on
 from pfedla.errors import ConfigError, RunError
-from pfedla.experiment import open_run, run_on
 from pfedla.report.weights import picture
 from pfedla.result import weights_of
 from pfedla.rounds import Progress, Schedule
@@ -57,7 +57,7 @@ class Notes:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw nothing: a picture takes half a second."""
-    monkeypatch.setattr("pfedla.trackers.picture", lambda *_: np.zeros((4, 6, 3), np.uint8))
+    monkeypatch.setattr("pfedla.report.weights.picture", lambda *_: np.zeros((4, 6, 3), np.uint8))
 
 
 def model() -> nn.Module:
@@ -117,7 +117,7 @@ def test_a_picture_shows_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
         drawn.append(alpha)
         return np.zeros((2, 2, 3), np.uint8)
 
-    monkeypatch.setattr("pfedla.trackers.picture", draw)
+    monkeypatch.setattr("pfedla.report.weights.picture", draw)
     result = run(track=Notes(), algorithm=pfedla.PFedLAPeers(peers=1))
     assert result.alpha is not None
     np.testing.assert_array_equal(np.stack(drawn), result.alpha)  # candidates spread over everybody

@@ -33,8 +33,9 @@ from pfedla.data.splits import SPLITS, Groups
 from pfedla.demo import DEMO, DEMO_METHODS
 from pfedla.deploy import deploy
 from pfedla.errors import ConfigError, PfedlaError
-from pfedla.experiment import ROUNDS, experiment_of, federation_of, run_experiment
+from pfedla.experiment import experiment_of, federation_of, run_experiment
 from pfedla.experiment import resume as resume_run
+from pfedla.facts import ROUNDS
 from pfedla.groups import groups
 from pfedla.interrupts import Stopped
 from pfedla.models import MODELS

@@ -3,63 +3,50 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 import tempfile
-import uuid
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import nn
 
-from pfedla import kernels
 from pfedla.algorithm import Algorithm
 from pfedla.client import Setting
 from pfedla.codec import Codec
 from pfedla.config import Experiment, Machine, algorithm_name, read_tables
-from pfedla.data.federation import FEW, Clients, Data, Federation, federate, named, own_data
+from pfedla.data.federation import Clients, Data, Federation, federate, named, own_data
 from pfedla.errors import ConfigError, RunError
-from pfedla.fleet import Fleet, SimulatedFleet
+from pfedla.facts import facts_of, refuse_changes, reopened, settings_of
+from pfedla.fleet import SimulatedFleet
 from pfedla.layers import Groups, Layers, LayerSpec
-from pfedla.ledger import Ledger
-from pfedla.models import Model, check_model, make_model, model_name, seeded
+from pfedla.models import PYTHON, Model, check_model, make_model, seeded
 from pfedla.objective import Classification, Objective
 from pfedla.pool import Pool, local_pool
-from pfedla.privacy import DELTA, Privacy, accountant, epsilon
-from pfedla.randomness import stream
+from pfedla.privacy import Privacy, accountant
 from pfedla.record import RunRecord
 from pfedla.report.live import watched
 from pfedla.result import Result
-from pfedla.rounds import Outcome, Schedule, Track, Watch, participants
+from pfedla.rounds import Schedule, Watch, participants
 from pfedla.rounds import run as run_rounds
 from pfedla.storage import mapped
-from pfedla.trackers import Tracked, Tracker, asked_for, tracked, trackers_of
+from pfedla.summary import result_of
+from pfedla.trackers import Tracker, asked_for, trackers_of, tracking
 from pfedla.training import Training
-from pfedla.version import __version__, commit
 
 __all__ = [
-    "PYTHON",
     "assemble",
     "experiment_of",
     "federation_of",
     "load",
-    "open_run",
     "prepare",
     "resume",
     "run",
     "run_experiment",
-    "run_on",
-    "widen_run",
+    "setting_of",
 ]
-
-ROUNDS = "schedule.rounds"
-PYTHON = "python"  # the model of a run whose model and data came from Python
 
 
 def federation_of(experiment: Experiment, progress: Callable[[str, int, int | None], None] | None = None) -> Federation:
@@ -87,7 +74,7 @@ def run_experiment(
     """Run an experiment; with `out`, leave a run's record there."""
     federation = federation or federation_of(experiment)
     setting = prepare(experiment, federation)
-    facts = _facts(experiment, federation)
+    facts = facts_of(experiment, federation)
     record = RunRecord.create(out, experiment.toml(), facts, overwrite=overwrite) if out else None
     return _run(setting, experiment, federation, record, watch)
 
@@ -114,7 +101,7 @@ def resume(
         experiment = replace(experiment, machine=machine)
     federation = federation or federation_of(experiment)
     setting = prepare(experiment, federation)
-    return _run(setting, experiment, federation, _reopened(path, experiment, federation), watch)
+    return _run(setting, experiment, federation, reopened(path, experiment, federation), watch)
 
 
 def load(path: Path | str, model: Callable[[], nn.Module] | nn.Module | None = None) -> Result:
@@ -264,13 +251,13 @@ def run(
     )
     template = _first_model(model, seed)
     setting = _setting(experiment, template, LayerSpec.of(template, layers), federation)
-    facts = _facts(experiment, federation, layers)
+    facts = facts_of(experiment, federation, layers)
     if resume and out is not None and not overwrite:
         known = RunRecord.unfinished(out, longer=True).facts()
-        _refuse_changes(out, known, experiment, "the arguments")
+        refuse_changes(out, known, experiment, "the arguments")
         if known.get("layers") != facts["layers"]:
             raise RunError(f"{out} holds a run with other layers: resume it with its own")
-        record: RunRecord | None = _reopened(out, experiment, federation)
+        record: RunRecord | None = reopened(out, experiment, federation)
     elif resume:
         raise ConfigError("resume needs the folder of an unfinished run (out), and does not go with overwrite")
     else:
@@ -296,7 +283,7 @@ def _first_model(model: Callable[[], nn.Module] | nn.Module, seed: int) -> nn.Mo
 def assemble(experiment: Experiment, model: Callable[[], nn.Module], names: Sequence[str] = ()) -> Setting:
     """Put together what is fixed for a run of clients with these names, where there is no data yet."""
     template = _first_model(model, experiment.schedule.seed)
-    setting = _assemble(experiment, template, LayerSpec.of(template, experiment.model.layers), names)
+    setting = setting_of(experiment, template, LayerSpec.of(template, experiment.model.layers), names)
     return replace(setting, deployed=True)
 
 
@@ -306,13 +293,14 @@ def _setting(experiment: Experiment, template: nn.Module, spec: LayerSpec, feder
     trackers_of(experiment.machine.track)
     if experiment.privacy.noise:
         accountant()
-    setting = _assemble(experiment, template, spec, federation.names)
+    setting = setting_of(experiment, template, spec, federation.names)
     check_model(template, experiment.objective, federation.data, federation.names)
     participants(experiment.schedule, 0, len(federation.data))
     return setting
 
 
-def _assemble(experiment: Experiment, template: nn.Module, spec: LayerSpec, names: Sequence[str] = ()) -> Setting:
+def setting_of(experiment: Experiment, template: nn.Module, spec: LayerSpec, names: Sequence[str] = ()) -> Setting:
+    """Put together what is fixed for a run with this model; refuse a device that is not there."""
     device, seed = experiment.machine.device, experiment.schedule.seed
     try:
         float(torch.ones(1, device=device))
@@ -343,212 +331,11 @@ def experiment_of(path: Path | str, rounds: int | None = None) -> Experiment:
             "pfedla.run(..., out=path, resume=True) resumes it"
         )
     experiment = Experiment.load(record.config)
-    _refuse_changes(path, record.facts(), experiment, record.config.name)
+    refuse_changes(path, record.facts(), experiment, record.config.name)
     if rounds is not None and rounds < experiment.schedule.rounds:
         raise ConfigError(f"schedule.rounds = {rounds}: the run has {experiment.schedule.rounds}, and can only grow")
     schedule = experiment.schedule if rounds is None else replace(experiment.schedule, rounds=rounds)
     return replace(experiment, schedule=schedule)
-
-
-def _refuse_changes(path: Path | str, known: dict[str, Any], experiment: Experiment, where: str) -> None:
-    """Refuse settings other than those that a run was started with, but for more rounds."""
-    before, now = _flat(known.get("settings")), _flat(json.loads(_settings(experiment)))
-    changed = [key for key in sorted(before.keys() | now) if before.get(key) != now.get(key)]
-    if _longer(known, experiment):
-        changed.remove(ROUNDS)
-    if changed:
-        words = [f"{key} is {now.get(key, 'not set')} and was {before.get(key, 'not set')}" for key in changed]
-        raise RunError(f"the run in {path} was started with other settings than {where} has: {'; '.join(words)}")
-
-
-def _longer(known: dict[str, Any], experiment: Experiment) -> bool:
-    rounds = _flat(known.get("settings")).get(ROUNDS)
-    return isinstance(rounds, int) and experiment.schedule.rounds > rounds
-
-
-def _reopened(path: Path | str, experiment: Experiment, federation: Federation) -> RunRecord:
-    """Open a run's record to continue it, if its data are still the same."""
-    known, data = RunRecord(path).facts(), federation.fingerprint()
-    if known.get("data") != data:
-        raise RunError(f"the run in {path} was started with other data: they have changed since")
-    if known.get("fingerprint") != _fingerprint(experiment, data):
-        raise RunError(f"the run in {path} was started with other settings or data than it has now")
-    if not _longer(known, experiment):
-        return RunRecord.resume(path)
-    return RunRecord.resume(path, experiment.toml(), settings=json.loads(_settings(experiment)))
-
-
-def _settings(experiment: Experiment) -> str:
-    """Return the settings that decide the result as JSON."""
-    return json.dumps(experiment.decisive(), sort_keys=True, default=str)
-
-
-def _fingerprint(experiment: Experiment, data: str) -> str:
-    """Return a checksum of all that decides a run, with that of its data, but for its rounds, which may grow."""
-    decisive = {key: value for key, value in _flat(json.loads(_settings(experiment))).items() if key != ROUNDS}
-    return hashlib.sha256(json.dumps([decisive, data], sort_keys=True).encode()).hexdigest()
-
-
-def _flat(tables: Any) -> dict[str, Any]:
-    """Return settings by their full names, as far as these are tables of settings."""
-    sections = tables.items() if isinstance(tables, dict) else ()
-    found = {section: table for section, table in sections if isinstance(table, dict)}
-    return {f"{section}.{key}": value for section, table in found.items() for key, value in table.items()}
-
-
-def _facts(experiment: Experiment, federation: Federation, layers: Groups | None = None) -> dict[str, Any]:
-    """Return what is known from the start beside the configuration, as JSON gives it back."""
-    data = federation.fingerprint()
-    facts = {
-        "version": __version__,
-        "commit": commit(),
-        "model": experiment.model.name,
-        "factory": None if experiment.model.name == PYTHON else model_name(experiment.model.name, federation.shape),
-        "layers": layers if layers is not None else experiment.model.layers,
-        "names": list(federation.names),
-        "shape": list(federation.shape),
-        "outputs": federation.outputs,
-        "classes": list(federation.classes),
-        "groups": federation.groups,
-        "pixels": federation.pixels,
-        "samples": [[len(part) for part in samples] for samples in federation.data.values()],
-        "holdings": _holdings(federation.counts),
-        "scored_on": federation.scored_on,
-        "headline": experiment.objective.headline,
-        "higher_is_better": experiment.objective.higher_is_better,
-        "percent": experiment.objective.percent,
-        "settings": json.loads(_settings(experiment)),
-        "data": data,
-        "fingerprint": _fingerprint(experiment, data),
-    }
-    known: dict[str, Any] = json.loads(json.dumps(facts))
-    return known
-
-
-def _holdings(counts: np.ndarray) -> list[dict[str, list[int]]]:
-    """Return each client's classes with its training and test samples of them."""
-    return [{str(c): row[c].tolist() for c in np.flatnonzero(row.any(1)).tolist()} for row in counts]
-
-
-def open_run(
-    experiment: Experiment, names: Sequence[str], examples: Sequence[int], out: Path | str, *, resume: bool = False
-) -> RunRecord:
-    """Open the record of a run whose clients, known by name and number of examples, have their data elsewhere."""
-    facts = _elsewhere(experiment, names, [[count, 0] for count in examples])
-    if not resume:
-        return RunRecord.create(out, experiment.toml(), facts)
-    known = RunRecord.unfinished(out).facts()
-    _refuse_changes(out, known, experiment, "the deployment")
-    if known.get("names") != facts["names"]:
-        raise RunError(f"the run in {out} was started with other clients: {', '.join(known.get('names', []))}")
-    return RunRecord.resume(out)
-
-
-def widen_run(
-    path: Path | str, experiment: Experiment, name: str, setting: Setting, fleet: Any, wider: Any, out: Path | str
-) -> int:
-    """Copy a run whose clients are elsewhere, complete or not, to `out` with a row for one more; return its round.
-
-    It stays the same run, under the same id, and can be resumed. `experiment` has the settings from then on; `fleet` is
-    like the snapshot of the clients that the run has, and `wider` makes that of one more from it.
-    """
-    old, n = RunRecord(path), experiment.data.clients - 1
-    facts = old.facts()
-    if old.state == "running":
-        raise RunError(f"the run in {old.path} is under way: stop it first")
-    if len(facts["names"]) != n:
-        raise RunError(f"the run in {old.path} has {len(facts['names'])} clients, not {n}")
-    before = replace(experiment, data=replace(experiment.data, clients=n))
-    _refuse_changes(path, facts, before, "the deployment")
-    algorithm, seed = setting.algorithm, experiment.schedule.seed
-    saved = old.latest(algorithm.init(setting.spec.read(setting.template), n, stream(seed, "init")), fleet)
-    if saved is None:
-        raise RunError(f"{old.path} has no checkpoint")
-    if saved.t >= experiment.schedule.rounds:
-        raise RunError(f"the run has had its {saved.t} rounds: raise schedule.rounds for those with {name}")
-    for line in saved.history:
-        line["clients"] = {metric: [*values, None] for metric, values in line["clients"].items()}
-    snapshot = saved._replace(
-        state=algorithm.admit(saved.state, stream(seed, "join", name)),
-        clients=wider(saved.clients),
-        diagnostics={t: _padded(record) for t, record in saved.diagnostics.items()},
-    )
-    samples = [*facts["samples"], [0, 0]]
-    known = _elsewhere(experiment, [*facts["names"], name], samples) | {"id": facts["id"]}
-    record = RunRecord.create(out, experiment.toml(), known)
-    try:
-        record.rewrite(snapshot.history)
-        record.checkpoint(snapshot)
-    finally:
-        record.release()
-    return saved.t
-
-
-def _padded(diagnostics: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return diagnostics with a row, and of weights a column, of zeros for one more client."""
-    axes = {"alpha": (0, 2)}
-    return {
-        name: np.pad(values, [(0, int(axis in axes.get(name, (0,)))) for axis in range(values.ndim)])
-        for name, values in diagnostics.items()
-    }
-
-
-def _elsewhere(experiment: Experiment, names: Sequence[str], samples: list[list[int]]) -> dict[str, Any]:
-    """Return what is known of a run whose clients have their data elsewhere."""
-    return {
-        "version": __version__,
-        "commit": commit(),
-        "model": PYTHON,
-        "layers": experiment.model.layers,
-        "names": list(names),
-        "shape": [],
-        "outputs": 0,
-        "classes": [],
-        "groups": None,
-        "samples": samples,
-        "settings": json.loads(_settings(experiment)),
-        "data": "",  # it lies with the clients
-        "fingerprint": _fingerprint(experiment, ""),
-    }
-
-
-def run_on(
-    fleet: Fleet, setting: Setting, experiment: Experiment, record: RunRecord, watch: Watch | None = None
-) -> Result:
-    """Run all rounds on clients that are elsewhere, with a checkpoint after each, and write the results."""
-    facts = record.facts()
-    names, samples = facts["names"], facts["samples"]
-    schedule, trackers = experiment.schedule, trackers_of(experiment.machine.track)
-    if experiment.privacy.noise:
-        accountant()
-    try:
-        with _tracked(trackers, experiment, record, setting.spec) as track:
-            outcome = run_rounds(setting, fleet, len(names), schedule, record, watch, checkpoint_every=0, track=track)
-        result = _result(setting, experiment, names, samples, outcome)
-        record.finish(result, resumable=True)
-    except BaseException as error:
-        record.fail(error)
-        raise
-    finally:
-        fleet.close()
-    return result
-
-
-def _tracked(
-    trackers: Sequence[Tracker],
-    experiment: Experiment,
-    record: RunRecord | None,
-    spec: LayerSpec,
-    groups: Sequence[int] | None = None,
-) -> AbstractContextManager[Track | None]:
-    """Have trackers told of a run, if there are any."""
-    if not trackers:
-        return nullcontext()
-    folder = record.path.resolve() if record else None
-    known = record.facts()["id"] if record else uuid.uuid4().hex
-    name = folder.name if folder else f"{algorithm_name(experiment.algorithm)}-seed{experiment.schedule.seed}"
-    run = Tracked(known, name, folder, experiment.toml(), _flat(experiment.tables()))
-    return tracked(trackers, run, experiment.schedule, spec.names, groups)
 
 
 def _run(
@@ -566,7 +353,7 @@ def _run(
         pool = _pool_of(machine)(setting, federation.data, machine.workers)
         try:
             trackers = [*trackers_of(machine.track), *trackers]
-            with mapped(place), _tracked(trackers, experiment, record, setting.spec, federation.groups) as track:
+            with mapped(place), tracking(trackers, experiment, record, setting.spec, federation.groups) as track:
                 fleet = SimulatedFleet(setting, federation.data, pool)
                 every = machine.checkpoint_every if machine.checkpoints else None
                 how: dict[str, Any] = {"checkpoint_every": every, "models": machine.keep_models, "track": track}
@@ -577,9 +364,9 @@ def _run(
         if ended < schedule.rounds:  # its watcher has seen enough
             experiment = replace(experiment, schedule=replace(schedule, rounds=ended))
             if record:
-                record.reconfigure(experiment.toml(), settings=json.loads(_settings(experiment)))
+                record.reconfigure(experiment.toml(), settings=settings_of(experiment))
         samples = [[len(part) for part in own] for own in federation.data.values()]
-        result = _result(setting, experiment, federation.names, samples, outcome, federation.scored_on)
+        result = result_of(setting, experiment, federation.names, samples, outcome, federation.scored_on)
         if record:
             record.finish(result, resumable=machine.checkpoints)
     except BaseException as error:
@@ -587,72 +374,3 @@ def _run(
             record.fail(error)
         raise
     return result
-
-
-def _result(
-    setting: Setting,
-    experiment: Experiment,
-    names: Sequence[str],
-    samples: Sequence[Sequence[int]],  # each client's: to train on, to be scored on; 0 if that is not known
-    outcome: Outcome,
-    scored_on: str = "test",
-) -> Result:
-    """Sum a run up. The headline is the last round; the best round stands beside it as what it is."""
-    history, ledger, objective = outcome.history, outcome.ledger, experiment.objective
-    headline = f"{objective.headline}_mean"
-    known = [record for record in history if record[headline] is not None]
-    pick = max if objective.higher_is_better else min
-    best = pick(known, key=lambda record: record[headline]) if known else {"round": None, headline: None}
-    passes = (
-        int(np.array([train for train, _ in samples])[ledger.arrays()["client"]].sum()) * setting.training.local_epochs
-    )
-    beside = ("round", "bytes_down", "bytes_up", "seconds", "clients", "missing")
-    summary = {
-        "algorithm": algorithm_name(experiment.algorithm),
-        "dataset": "own data" if experiment.model.name == PYTHON else experiment.data.name,
-        "clients": len(names),
-        "rounds": experiment.schedule.rounds,
-        "seed": experiment.schedule.seed,
-        "scored_on": scored_on,
-        "headline": objective.headline,
-        "higher_is_better": objective.higher_is_better,
-        "percent": objective.percent,
-        **{key: figure for key, figure in history[-1].items() if key not in beside},
-        f"{objective.headline}_weighted": _weighted(history[-1]["clients"].get(objective.headline, []), samples),
-        "few_test_samples": sum(0 < test < FEW for _, test in samples),
-        "best_round": best["round"],
-        f"best_round_{headline}": best[headline],
-        "bytes_down": ledger.down,
-        "bytes_up": ledger.up,
-        "overhead_down": ledger.overhead_down,
-        "overhead_up": ledger.overhead_up,
-        **_guarantee(setting, ledger),
-        "seconds": round(outcome.seconds, 3),
-        "samples_per_second": round(passes / outcome.seconds, 1),
-        "version": __version__,
-        "commit": commit(),
-        "settings": json.loads(_settings(experiment)),
-        "compiled_loop": kernels.level(),
-    }
-    template, spec = setting.template, setting.spec
-    models: Callable[[], Layers] = partial(dict, outcome.personalized)
-    return Result(summary, history, outcome.diagnostics, ledger, tuple(names), template, spec, models)
-
-
-def _guarantee(setting: Setting, ledger: Ledger) -> dict[str, Any]:
-    """Return what a client's uploads reveal of it at most, if they are clipped: of who was asked most often."""
-    privacy, algorithm = setting.privacy, setting.algorithm
-    if privacy.clip is None:
-        return {}
-    asked = np.bincount(ledger.arrays()["client"], minlength=1).max()
-    uploads = int(asked) if any(map(algorithm.uploads, setting.spec.names)) else 0
-    delta = privacy.delta or DELTA
-    spent = 0.0 if not uploads else epsilon(uploads, privacy.noise, delta) if privacy.noise else None
-    return {"epsilon": spent, "delta": delta, "uploads_per_client": uploads}
-
-
-def _weighted(values: list[float | None], samples: Sequence[Sequence[int]]) -> float | None:
-    """Return the mean over clients weighted by the samples they are scored on; None if nobody has a value."""
-    known = [(value, test) for value, (_, test) in zip(values, samples, strict=False) if value is not None]
-    total = sum(test for _, test in known)
-    return sum(value * test for value, test in known) / total if total else None

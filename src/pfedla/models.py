@@ -21,7 +21,20 @@ from pfedla.randomness import seed_of
 from pfedla.settings import Settings
 from pfedla.training import ClientData
 
-__all__ = ["MLP", "MODELS", "LeNet", "Model", "check_model", "import_object", "make_model", "model_name", "seeded"]
+__all__ = [
+    "MLP",
+    "MODELS",
+    "PYTHON",
+    "LeNet",
+    "Model",
+    "check_model",
+    "import_object",
+    "make_model",
+    "model_name",
+    "seeded",
+]
+
+PYTHON = "python"  # the model of a run whose model and data came from Python
 
 
 @dataclass(frozen=True)

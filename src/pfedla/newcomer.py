@@ -22,7 +22,7 @@ from pfedla.config import Experiment
 from pfedla.data.federation import Client, Federation, own_data
 from pfedla.engine import FlatModel
 from pfedla.errors import ConfigError, DataError, RunError
-from pfedla.experiment import load
+from pfedla.experiment import load, setting_of
 from pfedla.layers import Layers
 from pfedla.ledger import Ledger
 from pfedla.modelfile import Description, save_model
@@ -118,17 +118,7 @@ def join_with(
     experiment, n = Experiment.load(record.config), len(result.names)
     if experiment.privacy.clip is not None:
         raise ConfigError("privacy.clip: a newcomer's gradients are not noised, so nobody can join this run")
-    setting = Setting(
-        result.template,
-        result.spec,
-        experiment.algorithm.for_model(result.spec),
-        experiment.training,
-        experiment.schedule.seed,
-        experiment.machine.device,
-        experiment.objective,
-        experiment.codec,
-        (*result.names, name),
-    )
+    setting = setting_of(experiment, result.template, result.spec, (*result.names, name))
     state, t = _trained(record, setting, n)
     state = setting.algorithm.admit(state, stream(setting.seed, "join", name))
     with threads(1):  # as everybody trained

@@ -11,15 +11,19 @@ from __future__ import annotations
 import logging
 import os
 import time
+import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from pfedla.config import Experiment, algorithm_name
 from pfedla.errors import ConfigError, RunError
-from pfedla.record import EVENTS
+from pfedla.facts import flat
+from pfedla.layers import LayerSpec
+from pfedla.record import EVENTS, RunRecord
 from pfedla.result import weights_of
 from pfedla.rounds import Schedule, Track
 
@@ -34,6 +38,7 @@ __all__ = [
     "asked_for",
     "tracked",
     "trackers_of",
+    "tracking",
 ]
 
 PICTURES = 20  # of the weights, about, over a run: each takes half a second to draw
@@ -221,6 +226,23 @@ def tracked(
         raise
     finally:
         telling.end(end)
+
+
+def tracking(
+    trackers: Sequence[Tracker],
+    experiment: Experiment,
+    record: RunRecord | None,
+    spec: LayerSpec,
+    groups: Sequence[int] | None = None,
+) -> AbstractContextManager[Track | None]:
+    """Have trackers told of a run, if there are any."""
+    if not trackers:
+        return nullcontext()
+    folder = record.path.resolve() if record else None
+    known = record.facts()["id"] if record else uuid.uuid4().hex
+    name = folder.name if folder else f"{algorithm_name(experiment.algorithm)}-seed{experiment.schedule.seed}"
+    run = Tracked(known, name, folder, experiment.toml(), flat(experiment.tables()))
+    return tracked(trackers, run, experiment.schedule, spec.names, groups)
 
 
 class _Telling:

@@ -16,8 +16,8 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from pfedla.elsewhere import open_run, run_on
 from pfedla.errors import PfedlaError
-from pfedla.experiment import open_run, run_on
 from pfedla.flower.deployment import Deployment
 from pfedla.flower.fleet import FlowerFleet
 from pfedla.flower.messages import CALL, KEPT, KINDS

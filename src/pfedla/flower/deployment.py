@@ -22,7 +22,8 @@ from pfedla.client import Setting
 from pfedla.config import Experiment, read_tables
 from pfedla.data.federation import Federation, own_data
 from pfedla.errors import ConfigError, DataError
-from pfedla.experiment import PYTHON, assemble
+from pfedla.experiment import assemble
+from pfedla.models import PYTHON
 from pfedla.settings import Count, Positive, Range, Settings, build
 
 __all__ = ["CONFIG", "Deploy", "Deployment", "SiteCode"]

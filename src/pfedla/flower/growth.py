@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
+from pfedla.elsewhere import widen_run
 from pfedla.errors import ConfigError, RunError
-from pfedla.experiment import widen_run
 from pfedla.flower.certificates import write_key
 from pfedla.flower.deployment import CONFIG, Deployment
 from pfedla.flower.fleet import JOINED
