@@ -452,6 +452,21 @@ def test_the_demo_ends_in_a_table_and_a_picture(pfedla: Any, monkeypatch: pytest
     assert Path("runs/demo/report.html").stat().st_size > 10**6
 
 
+def test_table_compares_methods_over_the_same_seeds(pfedla: Any) -> None:
+    few = [("local", 0, 0.5), ("local", 1, 0.9), ("fedavg", 0, 0.6)]
+    known = {"algorithm": "local", "headline": "accuracy", "higher_is_better": True, "percent": True}
+    runs = [{**known, "label": label, "seed": seed, "accuracy_mean": mean} for label, seed, mean in few]
+    Path("some.json").write_text(json.dumps(runs))
+    assert pfedla("table", "some.json", "--seeds", "1")[1].splitlines()[2:] == [
+        "| `local` | 50.00 |",
+        "| `fedavg` | **60.00** |",
+    ]
+    assert "| `fedavg` | 60.00 (1 of 2) |" in pfedla("table", "some.json")[1]
+    Path("some.json").write_text(json.dumps(runs[1:2]))
+    code, _, err = pfedla("table", "some.json", "--seeds", "1")
+    assert (code, err) == (2, "error: --seeds 1: some has no run with such a seed\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -361,12 +361,23 @@ def _compare(
 )
 @click.option("--against", metavar="METHOD", help="Show differences from this method, taken seed by seed.")
 @click.option("--mean", is_flag=True, help="Add the mean over the comparisons.")
-def table(comparisons: tuple[Path, ...], value: tuple[str, ...], against: str | None, mean: bool) -> None:
+@click.option(
+    "--seeds",
+    type=click.IntRange(min=1),
+    help="Show the first seeds alone, 0, 1, ...: the same for every method where some have more than others.",
+)
+def table(
+    comparisons: tuple[Path, ...], value: tuple[str, ...], against: str | None, mean: bool, seeds: int | None
+) -> None:
     """Put comparisons side by side: a Markdown table with a row per method and a column per comparison.
 
     A comparison is a folder that `pfedla compare` wrote, or its comparison.json under any name.
     """
     found = {path.name.removesuffix(".json"): _comparison(path) for path in comparisons}
+    if seeds is not None:
+        found = {name: [run for run in runs if run["seed"] < seeds] for name, runs in found.items()}
+        if empty := [name for name, runs in found.items() if not runs]:
+            raise ConfigError(f"--seeds {seeds}: {', '.join(empty)} has no run with such a seed")
     _say(overview(found, value, against, mean).rstrip())
 
 
