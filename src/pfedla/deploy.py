@@ -37,10 +37,27 @@ def deploy_init(folder: Path, sites: str, address: str, port: int, insecure: boo
 
 @deploy.command("check")
 @_folder
-def deploy_check(folder: Path) -> None:
+@click.option("--site", multiple=True, help="Try this site's data alone; several may be named.")
+def deploy_check(folder: Path, site: tuple[str, ...]) -> None:
     """Try a deployment offline: imports, layers, shapes, data, and a round of one epoch."""
-    for line in _flower().check(folder):
+    for line in _flower().check(folder, site):
         _say(line)
+
+
+@deploy.command("gate")
+@click.option("--host", default="0.0.0.0", show_default=True, help="Where to listen.")  # noqa: S104
+@click.option("--port", type=click.IntRange(1, 65535), required=True, help="The port that sites reach.")
+@click.option("--superlink", required=True, metavar="ADDRESS:PORT", help="Where the SuperLink listens on this machine.")
+@click.option("--certificate", type=click.Path(path_type=Path), default="server.pem", show_default=True)
+@click.option("--key", type=click.Path(path_type=Path), default="server.key", show_default=True)
+@click.option("--authority", type=click.Path(path_type=Path), default="ca.crt", show_default=True)
+def deploy_gate(host: str, port: int, superlink: str, certificate: Path, key: Path, authority: Path) -> None:
+    """Stand between the sites and the SuperLink: pass on what sites ask for, and refuse everything else."""
+    _flower()
+    from pfedla.flower.gate import keep_gate
+
+    _say(f"sites may come in at {host}:{port}; Ctrl-C closes the gate")
+    keep_gate(host, port, superlink, certificate, key, authority)
 
 
 @deploy.command("add-site")

@@ -12,7 +12,7 @@ import numpy as np
 from pfedla.client import Setting
 from pfedla.config import Experiment
 from pfedla.errors import RunError
-from pfedla.facts import facts_elsewhere, refuse_changes
+from pfedla.facts import facts_elsewhere, refuse_changes, settings_of
 from pfedla.fleet import Fleet
 from pfedla.privacy import accountant
 from pfedla.randomness import stream
@@ -29,15 +29,25 @@ __all__ = ["open_run", "run_on", "widen_run"]
 def open_run(
     experiment: Experiment, names: Sequence[str], examples: Sequence[int], out: Path | str, *, resume: bool = False
 ) -> RunRecord:
-    """Open the record of a run whose clients, known by name and number of examples, have their data elsewhere."""
+    """Open the record of a run whose clients, known by name and number of examples, have their data elsewhere.
+
+    A complete run can be resumed, too: with more rounds, or to hand out its models again.
+    """
     facts = facts_elsewhere(experiment, names, [[count, 0] for count in examples])
     if not resume:
         return RunRecord.create(out, experiment.toml(), facts)
-    known = RunRecord.unfinished(out).facts()
+    known = RunRecord.unfinished(out, longer=True).facts()
+    _refuse_branches(out, known)
     refuse_changes(out, known, experiment, "the deployment")
     if known.get("names") != facts["names"]:
         raise RunError(f"the run in {out} was started with other clients: {', '.join(known.get('names', []))}")
-    return RunRecord.resume(out)
+    return RunRecord.resume(out, experiment.toml(), settings=settings_of(experiment))
+
+
+def _refuse_branches(path: Path | str, known: dict[str, Any]) -> None:
+    """Refuse to go on with a run that went on elsewhere: its clients keep one line of rounds for both."""
+    if (other := known.get("continued")) and Path(other).exists():
+        raise RunError(f"the run in {path} went on in {other}: resume it there")
 
 
 def widen_run(
@@ -50,6 +60,7 @@ def widen_run(
     """
     old, n = RunRecord(path), experiment.data.clients - 1
     facts = old.facts()
+    _refuse_branches(path, facts)
     if old.state == "running":
         raise RunError(f"the run in {old.path} is under way: stop it first")
     if len(facts["names"]) != n:
@@ -75,6 +86,7 @@ def widen_run(
     try:
         record.rewrite(snapshot.history)
         record.checkpoint(snapshot)
+        old.reconfigure(old.config.read_text(), continued=str(record.path.resolve()))
     finally:
         record.release()
     return saved.t

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load as from_safetensors
 from safetensors.torch import load_file
 from safetensors.torch import save as to_safetensors
@@ -17,6 +18,7 @@ from pfedla.algorithms import FedPer, PFedLA
 from pfedla.client import Kept, Setting, threads
 from pfedla.codec import Codec
 from pfedla.errors import ConfigError, RunError
+from pfedla.layers import LayerSpec
 from pfedla.record import RunRecord
 from pfedla.result import Result
 from pfedla.rounds import Schedule
@@ -31,8 +33,10 @@ from flwr.common.serde import message_to_proto
 from pfedla.flower import FlowerFleet, Roster
 from pfedla.flower.app import serve
 from pfedla.flower.deployment import Deployment
-from pfedla.flower.messages import CALL, field, order, packed, payload
+from pfedla.flower.messages import CALL, field, order, packed, payload, plain
 from pfedla.flower.messages import answer as said
+from pfedla.flower.roster import outline
+from pfedla.flower.site import fault
 from pfedla.flower.vault import Vault
 from tests.flower.sites import FakeGrid, deployment, names
 
@@ -60,7 +64,7 @@ def kept(tmp_path: Path, played: world.Played, fleet: FlowerFleet, grid: FakeGri
     for client, version in enumerate(fleet.versions.tolist()):
         found = played.setting.enroll()
         if version:
-            read = Vault(tmp_path / "state" / str(grid.node_of(client)), RUN).read(version, found)
+            read = Vault(tmp_path / "state" / str(grid.node_of(client)), RUN, f"site-{client}").read(version, found)
             assert read is not None
             found = read
         rows.append(found)
@@ -212,7 +216,7 @@ def test_only_arrays_and_scalars_cross_the_wire_and_nothing_of_the_data(tmp_path
                 words |= {f"{name}.{key}" for key in record}
     assert words == {
         *("job.run", "job.client", "job.t", "job.version", "payload.payload"),
-        *("answer.fault", "answer.site", "answer.outline", "answer.first", "answer.examples"),
+        *("answer.fault", "answer.site", "answer.outline", "answer.first", "answer.examples", "answer.version"),
         *(f"{when}.{what}" for when in ("personalized", "after_training") for what in METRICS),
     }
     told = {
@@ -317,7 +321,7 @@ def test_a_bad_answer_is_left_out_and_its_site_comes_back(
     }
     assert not up[2, 1]
     assert all(size for place, size in up.items() if place != (2, 1))
-    versions = Vault(tmp_path / "state" / str(grid.node_of(1)), pfedla_id(tmp_path / "run")).versions()
+    versions = Vault(tmp_path / "state" / str(grid.node_of(1)), pfedla_id(tmp_path / "run"), "site-1").versions()
     assert versions == [1, 3]  # round 2 was never taken
 
 
@@ -514,15 +518,191 @@ def test_who_is_no_site_of_ours_is_refused(tmp_path: Path) -> None:
     refused(
         r"site-1 has another model than the server: bn has nothing there", node, changed(tmp_path, net="mlp"), "site-1"
     )
-    (changed(tmp_path) / "site_code.py").write_text("raise OSError('secret')")
-    refused(
-        "site-1 cannot take part: deploy.code = 'site_code.py' cannot be imported", node, tmp_path / "other", "site-1"
-    )
-    code = (app / "site_code.py").read_text()
-    (changed(tmp_path) / "site_code.py").write_text(
-        code.replace("def data(site):", "def data(site):\n    raise OSError('secret')")
-    )
-    refused("its data or model cannot be used; its own log says why", node, tmp_path / "other", "site-1")
+
+
+@pytest.mark.parametrize("where", ["import", "data"])
+def test_a_site_that_cannot_take_part_is_left_out_and_its_words_stay_with_it(
+    tmp_path: Path, where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, grid = deployed(tmp_path, PFedLA(), schedule=SHORT, fewest=2)
+    other, code = changed(tmp_path), (tmp_path / "app" / "site_code.py").read_text()
+    words = "def data(site):\n    raise OSError('secret')" if where == "data" else "raise OSError('secret')"
+    (other / "site_code.py").write_text(code.replace("def data(site):", words))
+    grid.apps[grid.node_of(1)] = other
+    up = serve(made, grid, tmp_path / "run").ledger.arrays()
+    assert {int(client) for client, sizes in zip(up["client"], up["up"], strict=True) if sizes.any()} == {0, 2}
+    why = "its code, data or model cannot be used; its own log says why"
+    assert f"client site-1 is absent from round 1: it cannot take part: {why}" in caplog.text
+    for _, answer in grid.messages:
+        assert answer is not None
+        assert b"secret" not in message_to_proto(answer).SerializeToString()
+    strict = replace(made, deploy=replace(made.deploy, fewest=3))
+    with pytest.raises(RunError, match=rf"only 2 of 3 sites came .* absent: site-1 \(it cannot take part: {why}"):
+        serve(strict, grid, tmp_path / "none")
+
+
+def test_a_fault_at_a_site_that_passes_does_not_bar_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pfedla.flower.roster.AGAIN", 0.0)
+    made, grid = deployed(tmp_path, PFedLA(), schedule=SHORT, fewest=2)
+    calls = list[int]()
+
+    def broken_once(question: Message, answer: Message) -> Message:
+        metadata = question.metadata
+        if metadata.message_type == CALL and metadata.dst_node_id == grid.node_of(1):
+            calls.append(1)
+            if len(calls) == 1:
+                return Message(fault("its disk is busy", "site-1"), reply_to=question)
+        return answer
+
+    grid.change = broken_once
+    up = serve(made, grid, tmp_path / "run").ledger.arrays()
+    assert [bool(up["up"][(up["round"] == t) & (up["client"] == 1)].any()) for t in (1, 2, 3)] == [True] * 3
+
+
+def test_a_site_of_another_version_and_frozen_layers_of_another_shape_are_refused(tmp_path: Path) -> None:
+    made, grid = deployed(tmp_path, PFedLA(), schedule=SHORT)
+
+    def older(question: Message, answer: Message) -> Message:
+        if question.metadata.message_type == CALL:
+            answer.content["answer"]["version"] = "0.0.1"
+        return answer
+
+    grid.change = older
+    with pytest.raises(RunError, match=r"site site-0 has version '0\.0\.1' of pfedla"):
+        serve(made, grid, tmp_path / "run")
+    frozen = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
+    frozen[0].requires_grad_(False)
+    wider = torch.nn.Sequential(torch.nn.Linear(4, 8, dtype=torch.float64), torch.nn.Linear(8, 2))
+    wider[0].requires_grad_(False)
+    assert outline(LayerSpec.of(frozen), frozen) != outline(LayerSpec.of(wider), wider)
+
+
+def test_a_site_with_another_key_than_before_is_refused_unless_the_operator_knows(tmp_path: Path) -> None:
+    made, grid = deployed(tmp_path, PFedLA(), schedule=SHORT, fewest=3, timeout=0.1, tries=1, registered=True)
+    for client in range(3):
+        grid.registered[grid.node_of(client)] = f"site-{client}"
+    grid.change = lambda question, answer: None if at(question, 3) else answer
+    with pytest.raises(RunError, match="round 3"):
+        serve(made, grid, tmp_path / "run")
+    grid.change = lambda _, answer: answer
+    moved = grid.nodes.pop(grid.node_of(1))
+    grid.nodes[2**64 - 5], grid.apps[2**64 - 5] = moved, grid.apps[grid.node_of(1)]
+    grid.registered[2**64 - 5] = "site-1"
+    with pytest.raises(RunError, match="site site-1 has another key than before"):
+        serve(made, grid, tmp_path / "run", resume=True)
+    assert serve(made, grid, tmp_path / "run", resume=True, accept=True).summary["rounds"] == 3
+
+
+def test_a_checkpoint_older_than_what_sites_keep_is_not_gone_on_with_unasked(tmp_path: Path) -> None:
+    made, grid = deployed(tmp_path, FedPer(), schedule=Schedule(seed=3, rounds=6, eval_every=6), test_seed=9, fewest=3)
+    early = tmp_path / "early"
+
+    def copy(question: Message, answer: Message) -> Message:
+        if at(question, 2) and not early.exists():  # the checkpoint of round 1
+            shutil.copytree(tmp_path / "run", early)
+        return answer
+
+    grid.change = copy
+    serve(made, grid, tmp_path / "run")
+    kept = Vault(tmp_path / "state" / str(grid.node_of(0)), pfedla_id(tmp_path / "run"), "site-0")
+    assert kept.versions() == [3, 4, 5, 6]
+    with pytest.raises(RunError, match=r"no site has what this checkpoint takes it to keep \(site-0: it does not"):
+        serve(made, grid, early, resume=True)
+    assert kept.versions() == [3, 4, 5, 6]
+    serve(made, grid, early, resume=True, accept=True)
+
+
+def test_a_complete_run_is_resumed_to_hand_out_its_models_or_to_go_on(tmp_path: Path) -> None:
+    made, grid = deployed(tmp_path, PFedLA(retain=1), schedule=SHORT, test_seed=9, timeout=0.1, tries=1)
+    grid.change = lambda q, answer: None if q.metadata.message_type == "query.personalize" else answer
+    serve(made, grid, tmp_path / "run")
+    held = tmp_path / "state" / str(grid.node_of(1)) / "model.safetensors"
+    held.unlink()
+    grid.change = lambda _, answer: answer
+    same_run(serve(made, grid, tmp_path / "run", resume=True), simulated(made))
+    with safe_open(held, "pt") as file:
+        assert file.metadata() == {"site": "site-1", "run": pfedla_id(tmp_path / "run"), "round": "3"}
+    assert (held.parent / pfedla_id(tmp_path / "run") / "model.safetensors").read_bytes() == held.read_bytes()
+    longer = replace(made, experiment=replace(made.experiment, schedule=replace(SHORT, rounds=5)))
+    same_run(serve(longer, grid, tmp_path / "run", resume=True), simulated(longer))
+
+
+@pytest.mark.parametrize("fault", ["type", "finite"])
+def test_a_model_that_is_none_is_not_taken(tmp_path: Path, fault: str, caplog: pytest.LogCaptureFixture) -> None:
+    made, grid = deployed(tmp_path, PFedLA(), schedule=SHORT, test_seed=9, timeout=0.1, tries=1)
+
+    def spoil(question: Message, answer: Message) -> Message:
+        if question.metadata.message_type != "query.personalize" or order(question.content).client:
+            return answer
+        model = from_safetensors(payload(answer.content))
+        model["fc"] = model["fc"].to(torch.int8) if fault == "type" else model["fc"] * torch.inf
+        return Message(said(packed(to_safetensors(model))), reply_to=question)
+
+    grid.change = spoil
+    result, expected = serve(made, grid, tmp_path / "run"), simulated(made)
+    assert "client site-0 did not send its personalized model: its answer cannot be read: fc is" in caplog.text
+    for key, rows in expected.personalized.items():
+        assert torch.equal(result.personalized[key][1:], rows[1:])
+
+
+def test_scores_that_cannot_be_are_left_out(tmp_path: Path) -> None:
+    made, grid = deployed(tmp_path, PFedLA(), schedule=SHORT, test_seed=9)
+
+    def boast(question: Message, answer: Message) -> Message:
+        if question.metadata.message_type == "evaluate":
+            scores, client = answer.content["personalized"], order(question.content).client
+            if client == 0:
+                scores["accuracy"] = 1e300
+            if client == 1:
+                scores["invented"], scores["loss"] = 1.0, float("inf")
+        return answer
+
+    grid.change = boast
+    history = serve(made, grid, tmp_path / "run").history
+    for line, expected in zip(history, simulated(made).history, strict=True):
+        assert line["clients"]["accuracy"] == [None, *expected["clients"]["accuracy"][1:]]
+        assert line["clients"]["loss"][1] is None
+        assert "invented" not in line["clients"]
+
+
+def test_a_reply_that_flower_cannot_unpack_is_its_sites_fault_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, grid = deployed(tmp_path, PFedLA(), schedule=SHORT, timeout=0.1)
+    pull = grid.pull_messages
+
+    def broken(messages: Any) -> Any:
+        found = list(pull(messages))
+        for question, answer in grid.messages:
+            if answer in found and at(question, 2) and order(question.content).client == 1:
+                raise ValueError("\x1b[31mno array")
+        return found
+
+    grid.pull_messages = broken  # type: ignore[method-assign,assignment]
+    serve(made, grid, tmp_path / "run")
+    assert "client site-1 is absent from round 2: its answer cannot be read: ValueError" in caplog.text
+
+
+def test_what_strangers_say_obeys_nobody() -> None:
+    assert plain("a\nb\x1b[31m\u202ec" + "d" * 600) == "a b [31m c" + "d" * 490
+
+
+def test_steps_tell_the_number_of_examples(tmp_path: Path) -> None:
+    made, _ = deployed(tmp_path, PFedLA(hyper_optimizer="mean-sgd"), examples=False)
+    with pytest.raises(ConfigError, match="PFedLA uploads how many steps it took, which tells as much"):
+        made.setting(made.code())
+
+
+def test_an_upload_of_many_models_is_not_decoded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made, grid = deployed(tmp_path, PFedLA(), schedule=SHORT, timeout=0.1)
+
+    def bloat(question: Message, answer: Message) -> Message:
+        return Message(said(packed(bytes(2**21))), reply_to=question) if at(question, 2) else answer
+
+    grid.change = bloat
+    with pytest.raises(RunError, match="round 2: only 0 of 3 sites answered"):
+        serve(made, grid, tmp_path / "run")
+    assert "it has 2,097,152 bytes" in caplog.text
 
 
 def test_changed_settings_and_other_sites_are_refused_when_a_run_is_resumed(tmp_path: Path) -> None:
@@ -537,7 +717,7 @@ def test_changed_settings_and_other_sites_are_refused_when_a_run_is_resumed(tmp_
 
 def test_what_a_site_keeps_is_written_whole_and_what_is_damaged_is_not_taken(tmp_path: Path) -> None:
     made = world.setting(PFedLA())
-    vault, kept = Vault(tmp_path, RUN), made.enroll()
+    vault, kept = Vault(tmp_path, RUN, "north"), made.enroll()
     for t in range(1, 7):
         vault.write(t, kept._replace(rounds=torch.tensor([t])), taken=t - 1)
     assert vault.versions() == [3, 4, 5, 6]  # the newest, what it was trained from, and two before that
@@ -551,4 +731,22 @@ def test_what_a_site_keeps_is_written_whole_and_what_is_damaged_is_not_taken(tmp
     path.write_bytes(content)
     assert vault.read(6, kept) is None
     with pytest.raises(RunError, match="cannot be one"):
-        Vault(tmp_path, "../../etc")
+        Vault(tmp_path, "../../etc", "north")
+
+
+def test_a_vault_keeps_what_a_server_that_went_back_may_want_again_and_is_one_sites(tmp_path: Path) -> None:
+    made = world.setting(PFedLA())
+    vault, kept = Vault(tmp_path, RUN, "north"), made.enroll()
+    for t in range(1, 7):
+        vault.write(t, kept, taken=t - 1)
+    vault.write(4, kept, taken=0)  # a server that takes it to have nothing
+    assert vault.versions() == [3, 4, 5, 6]
+    vault.write(4, kept, taken=3)  # one that went back to round 3
+    assert vault.versions() == [3, 4, 5, 6]
+    vault.write(7, kept, taken=4)  # and whose rounds 5 and 6 were not taken
+    assert vault.versions() == [3, 4, 7]
+    other = Vault(tmp_path, RUN, "east")
+    assert other.read(7, kept) is None
+    with pytest.raises(RunError, match="its state folder is another site's"):
+        other.write(8, kept, taken=7)
+    assert vault.versions() == [3, 4, 7]

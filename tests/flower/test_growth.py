@@ -46,7 +46,8 @@ def state_of(run: Path, algorithm: Any, n: int) -> dict[str, torch.Tensor]:
     """Read the server's state from a run's checkpoint."""
     setting = world.setting(algorithm)
     state = setting.algorithm.init(setting.spec.read(setting.template), n, torch.Generator())
-    saved = RunRecord(run).latest(state, {"versions": torch.zeros(n, dtype=torch.int64)})
+    clients = {name: torch.zeros(n, dtype=torch.int64) for name in ("versions", "nodes")}
+    saved = RunRecord(run).latest(state, clients)
     assert saved is not None
     return flatten(saved.state)
 
@@ -60,6 +61,8 @@ def test_a_site_that_is_added_takes_part_and_the_others_rows_are_as_they_were(al
         if key.startswith(("theta/", "body/value")):
             assert torch.equal(after[key][: len(rows)], rows), key
     assert RunRecord(tmp_path / "wider").facts()["id"] == RunRecord(tmp_path / "run").facts()["id"]
+    with pytest.raises(RunError, match="went on in"):
+        add_site(folder, "site-4", tmp_path / "run", tmp_path / "other")
     made = Deployment.load(folder / "app")
     assert made.deploy.sites == ("site-0", "site-1", "site-2", "site-3")
     grid = FakeGrid(folder / "app", tmp_path / "state", 4)

@@ -145,18 +145,22 @@ class Machines:
 
     # ---- what the tests do
 
-    def superlink(self) -> None:
-        self.start(self.command("flower-superlink"), "server", "superlink.log")
-        self.until(self.reachable, "the SuperLink does not start")
+    def superlink(self, *, gate: bool = True) -> None:
+        """Start the SuperLink, and the gate before it."""
+        self.listening("flower-superlink", "superlink.log")
+        if gate:
+            self.listening("deploy gate", "gate.log")
 
-    def reachable(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+    def listening(self, program: str, log: str) -> None:
+        """Start a program of the server, and wait until it listens at its port."""
+        (port,) = re.findall(r"--port (\d+)", self.command(program))
+        self.start(self.command(program), "server", log)
 
-    @property
-    def port(self) -> int:
-        (found,) = re.findall(r"--port (\d+)", self.command("flower-superlink"))
-        return int(found)
+        def reachable() -> bool:
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", int(port))) == 0
+
+        self.until(reachable, f"{program} does not start")
 
     def supernode(self, site: str) -> None:
         self.start(self.command("flower-supernode", f'site="{site}"'), f"sites/{site}", f"{site}.log")
@@ -197,6 +201,12 @@ def deployed(sites: Sequence[str], rounds: int, *options: str) -> Iterator[Machi
     config.write_text(tomli_w.dumps(tables))
     readme = folder / "README.md"
     text = readme.read_text()
+    profile = folder / "server" / "flwr" / "config.toml"
+    (inner,) = re.findall(r"127\.0\.0\.1:(\d+)", profile.read_text())  # the SuperLink's port behind the gate
+    if "--insecure" not in options:
+        free = str(free_port())
+        profile.write_text(profile.read_text().replace(inner, free))
+        text = text.replace(f":{inner}\n", f":{free}\n").replace(f"--port {inner} ", f"--port {free} ")
     for number in range(len(sites)):  # of SuperNodes: another machine each, and here perhaps taken
         text = text.replace(f"--port {NODE_PORT + number} ", f"--port {free_port()} ")
     readme.write_text(text)
@@ -216,6 +226,12 @@ def deployed(sites: Sequence[str], rounds: int, *options: str) -> Iterator[Machi
 def machines() -> Iterator[Machines]:
     with deployed(SITES, rounds=3) as made:
         yield made
+
+
+def write_key_of(place: Path) -> None:
+    """Make a folder with a key that nobody registered."""
+    place.mkdir()
+    write_key(place / "key")
 
 
 def simulated(machines: Machines) -> Result:
@@ -248,7 +264,7 @@ def same_as_simulated(machines: Machines) -> Result:
 def test_a_trial_without_tls_and_keys_runs_as_its_readme_says() -> None:
     with deployed(("north", "east"), 1, "--insecure") as machines:
         machines.give(machines.command("deploy check"), ".", "check.log")
-        machines.superlink()
+        machines.superlink(gate=False)
         for site in ("north", "east"):
             machines.supernode(site)
         machines.give(machines.command("flwr run", "../app sites --stream"), "server", "run.log")
@@ -263,6 +279,20 @@ def test_real_processes_give_what_the_simulator_gives_through_crashes(machines: 
     machines.give(machines.command("supernode register"), "server", "register.log")
     for site in ("north", "east", "south"):
         machines.supernode(site)
+
+    # an operator from outside: the gate is for sites
+    outside = machines.folder / "sites" / "outside"
+    write_key_of(outside)
+    inner = tomllib.loads((server / "flwr" / "config.toml").read_text())["superlink"]
+    (port,) = re.findall(r"--port (\d+)", machines.command("deploy gate"))
+    inner["sites"]["address"] = f"127.0.0.1:{port}"
+    (outside / "flwr").mkdir()
+    (outside / "flwr" / "config.toml").write_text(tomli_w.dumps({"superlink": inner}))
+    for words in ("flwr supernode register key.pub sites --name other", "flwr run ../../app sites"):
+        tried = machines.start(words, "sites/outside", "outside.log")
+        machines.until(lambda tried=tried: tried.poll() is not None, f"{words} does not end")  # type: ignore[misc]
+        assert tried.returncode, machines.log("outside.log")
+    assert machines.log("gate.log").count("refused") == 2
 
     # strangers who call themselves north: one with a key that nobody registered, one without TLS
     stranger, plain = machines.folder / "sites" / "stranger", machines.folder / "sites" / "plain"

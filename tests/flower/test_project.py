@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import stat
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,10 @@ def test_the_command_writes_a_deployment_that_passes_its_check(tmp_path: Path) -
     assert checked.exit_code == 0, checked.output
     assert "site east: 70 samples to train on, 30 to test on" in checked.output
     assert "a round of one epoch works" in checked.output
-    assert "--superlink 10.0.0.1:8123 --root-certificates ca.crt" in (folder / "README.md").read_text()
+    readme = (folder / "README.md").read_text()
+    assert "--superlink 10.0.0.1:8123 --root-certificates ca.crt" in readme
+    assert "--enable-supernode-auth --host 127.0.0.1 --port 8124 " in readme  # nobody outside reaches it
+    assert "pfedla deploy gate --port 8123 --superlink 127.0.0.1:8124" in readme
     assert isinstance(CliRunner().invoke(cli, words).exception, PfedlaError)  # it is there already
 
 
@@ -95,6 +99,43 @@ def test_the_check_finds_what_is_wrong(tmp_path: Path) -> None:
     np.savez(folder / "sites" / "east" / "data.npz", x=np.zeros((9, 1, 28, 28), np.uint8), y=np.full(9, -1))
     with pytest.raises(DataError, match="east: label -1"):
         check(folder)
+
+
+def test_the_check_takes_what_is_here(tmp_path: Path) -> None:
+    folder = made(tmp_path)
+    (folder / "app" / "beside.py").write_text("WIDTH = 64\n")
+    code = folder / "app" / "site_code.py"
+    code.write_text(code.read_text().replace("import numpy as np", "import beside\nimport numpy as np"))
+    (folder / "sites" / "east" / "data.npz").unlink()
+    with pytest.raises(DataError, match=r"data\('east'\) failed: FileNotFoundError"):
+        check(folder)
+    assert not any("east" in line for line in check(folder, ["north"]))
+    with pytest.raises(ConfigError, match="did you mean 'north'"):
+        check(folder, ["nort"])
+    shutil.rmtree(folder / "sites")
+    assert check(folder)[-1] == "no site has a folder here: no data and no round were tried"
+
+
+def test_a_site_may_bring_one_dataset(tmp_path: Path) -> None:
+    folder = made(tmp_path)
+    code = folder / "app" / "site_code.py"
+    text = code.read_text()
+    bare = """from torch.utils.data import TensorDataset
+import torch
+    with np.load("data.npz") as file:
+        return TensorDataset(torch.from_numpy(file["x"]), torch.from_numpy(file["y"]))
+"""
+    head, body = bare.split("import torch\n")
+    code.write_text(head + "import torch\n" + text[: text.index("    with np.load")] + body)
+    assert "site east: 70 samples to train on, 30 to test on" in check(folder)
+
+
+@pytest.mark.parametrize(
+    "address", ["", "host:8000", "https://a.b", "a b", 'a"b;rm', "exämple.org", "-a", "::1", "a/b"]
+)
+def test_what_is_no_address_is_refused(tmp_path: Path, address: str) -> None:
+    with pytest.raises(ConfigError, match="the server's address must be"):
+        made(tmp_path, address=address)
 
 
 @pytest.mark.parametrize("sites", [(), ("a", "a"), ("../a",), ("a b",), ("",), ("é",)])

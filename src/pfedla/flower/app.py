@@ -54,16 +54,17 @@ def client_app(folder: Path | str) -> ClientApp:
 def server_app(folder: Path | str) -> ServerApp:
     """Return the app of the server, for the deployment in a folder.
 
-    Its run configuration has `out`, the run's folder, and `resume`.
+    Its run configuration has `out`, the run's folder, `resume`, and `accept`: sites that changed are known to have.
     """
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         _tell()
-        out, resume = str(context.run_config["out"]), bool(context.run_config["resume"])
+        asked = context.run_config
+        resume, accept = bool(asked["resume"]), bool(asked.get("accept", False))
         try:
-            serve(Deployment.load(folder), grid, Path(out), resume=resume)
+            serve(Deployment.load(folder), grid, Path(str(asked["out"])), resume=resume, accept=accept)
         except PfedlaError as error:
             log.error("error: %s", error)
             raise
@@ -71,12 +72,18 @@ def server_app(folder: Path | str) -> ServerApp:
     return app
 
 
-def serve(deployment: Deployment, grid: Grid, out: Path, *, resume: bool = False) -> Result:
-    """Run a deployment's rounds with the sites that are behind a grid, and leave a run's record in `out`."""
+def serve(deployment: Deployment, grid: Grid, out: Path, *, resume: bool = False, accept: bool = False) -> Result:
+    """Run a deployment's rounds with the sites that are behind a grid, and leave a run's record in `out`.
+
+    A complete run is resumed, too: with more rounds to go on, else to hand out its models again. `accept` takes in
+    sites that have another key than before, and goes on where no site has what it kept.
+    """
     deploy, experiment = deployment.deploy, deployment.experiment
     setting = deployment.setting(deployment.code())
     spec, template = setting.spec, setting.template
-    roster = Roster(grid, deploy.sites, spec, template, registered=deploy.registered, timeout=deploy.timeout)
+    roster = Roster(
+        grid, deploy.sites, spec, template, registered=deploy.registered, timeout=deploy.timeout, accept=accept
+    )
     log.info("waiting for the sites %s", ", ".join(deploy.sites))
     roster.gather(deploy.fewest, deploy.patience)
     examples = [roster.examples.get(client, 0) for client in range(len(deploy.sites))]
@@ -89,6 +96,7 @@ def serve(deployment: Deployment, grid: Grid, out: Path, *, resume: bool = False
         fewest=deploy.fewest,
         tries=deploy.tries,
         models=deploy.models,
+        objective=setting.objective,
     )
     result = run_on(fleet, setting, experiment, record, _watch)
     log.info("the run is complete: %s", out)

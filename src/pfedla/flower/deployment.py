@@ -92,6 +92,8 @@ class Deployment:
         try:
             if name.endswith(".py"):
                 path = (self.folder / name).resolve()
+                if str(path.parent) not in sys.path:  # for modules beside it
+                    sys.path.insert(0, str(path.parent))
                 spec = importlib.util.spec_from_file_location(path.stem, path)
                 if spec is None or spec.loader is None or not path.is_file():
                     raise ConfigError(f"{what}: there is no file {path}")
@@ -112,7 +114,11 @@ class Deployment:
     def setting(self, code: SiteCode, device: str | None = None) -> Setting:
         """Make the model and put together what is fixed for the run."""
         machine = replace(self.experiment.machine, device=device or self.experiment.machine.device)
-        return assemble(replace(self.experiment, machine=machine), code.model, self.deploy.sites)
+        found = assemble(replace(self.experiment, machine=machine), code.model, self.deploy.sites)
+        if not self.deploy.examples and "path" in found.algorithm.uploads_beside:
+            method = type(found.algorithm).__name__
+            raise ConfigError(f"deploy.examples = false: {method} uploads how many steps it took, which tells as much")
+        return found
 
     def data(self, code: SiteCode, site: str) -> Federation:
         """Return a site's data: a federation of one."""
@@ -123,8 +129,10 @@ class Deployment:
             raise
         except Exception as error:  # it is the site's own code
             raise DataError(f"data({site!r}) failed: {type(error).__name__}: {error}") from error
+        if isinstance(found, Dataset):
+            found = (found,)
         if not isinstance(found, tuple):
-            raise DataError(f"data({site!r}) must return (x, y), (x, y, x_test, y_test) or two torch Datasets")
+            raise DataError(f"data({site!r}) must return (x, y), (x, y, x_test, y_test), or one or two torch Datasets")
         if any(isinstance(part, Dataset) for part in found):
             found = tuple(array for part in found for array in _arrays(part))
         settings = experiment.data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
@@ -15,13 +16,15 @@ from torch import Tensor
 from pfedla.client import Evaluation
 from pfedla.errors import RunError
 from pfedla.fleet import Answers, Judge
-from pfedla.flower.messages import KEPT, KINDS, Order, evaluation, exchange, field, job, payload
-from pfedla.flower.roster import Roster
+from pfedla.flower.messages import KEPT, KINDS, Order, evaluation, exchange, field, job, payload, plain
+from pfedla.flower.roster import Roster, signed
 from pfedla.layers import Layers, LayerSpec
+from pfedla.objective import Classification, Objective
 from pfedla.wire import Payload, decode, encode
 
 __all__ = ["JOINED", "FlowerFleet"]
 
+TIMES, MARGIN = 16, 2**20  # an upload of more than 16 models and a megabyte is not even decoded
 JOINED = -1  # the version of a site that joined later: it has nothing, and is sent all that the server knows of it
 
 log = logging.getLogger("pfedla")
@@ -48,6 +51,8 @@ class FlowerFleet:
         How often a round is tried before the run stops.
     models
         Sites send their personalized models at the end; without, they keep them to themselves.
+    objective
+        What their scores are measured by.
     """
 
     def __init__(
@@ -60,9 +65,12 @@ class FlowerFleet:
         fewest: int = 1,
         tries: int = 3,
         models: bool = True,
+        objective: Objective | None = None,
     ) -> None:
         self._roster, self._spec, self._run = roster, spec, run
         self._timeout, self._fewest, self._tries, self._models = timeout, fewest, tries, models
+        self._objective = objective or Classification()
+        self._longest = MARGIN + TIMES * sum(rows.nbytes for rows in roster.like.values())
         self.versions = torch.zeros(len(roster.sites), dtype=torch.int64)  # the round of each site's last taken answer
         self.forgot: set[int] = set()  # the sites that do not have that version any more
         self._staged: dict[int, int] = {}
@@ -97,8 +105,15 @@ class FlowerFleet:
         self._staged = {}
 
     def evaluate(self, ids: Sequence[int], sent: Payload, t: int) -> Answers[Evaluation]:
-        """Have sites score their models on their test data."""
-        return self._ask("evaluate", ids, sent, t, evaluation)
+        """Have sites score their models on their test data; a metric is what more than half of them have."""
+        found = self._ask("evaluate", ids, sent, t, lambda content: evaluation(content, self._objective))
+        counts = Counter(name for scores in found.by_client.values() for name in scores.personalized)
+        usual = {name for name, count in counts.items() if 2 * count > len(found.by_client)}
+
+        def known(scores: dict[str, float]) -> dict[str, float]:
+            return {name: value for name, value in scores.items() if name in usual}
+
+        return found._replace(by_client={c: Evaluation(*map(known, scores)) for c, scores in found.by_client.items()})
 
     def personalize(self, ids: Sequence[int], sent: Payload, t: int) -> Answers[Layers]:
         """Return sites' personalized models; each site writes its own to its disk, too.
@@ -119,19 +134,37 @@ class FlowerFleet:
         return Answers(dict(sorted(answers.items())), dict(sorted(missing.items())))
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Return which versions count."""
-        return {"versions": self.versions}
+        """Return which versions count, and which node each site is, 0 where that is not known."""
+        nodes = [signed(self._roster.nodes.get(client, 0)) for client in range(len(self._roster.sites))]
+        return {"versions": self.versions, "nodes": torch.tensor(nodes, dtype=torch.int64)}
 
     def restore(self, snapshot: Mapping[str, Tensor]) -> None:
-        """Go back to these versions, and ask the sites whether they still have them."""
+        """Go back to these versions, and ask the sites whether they still have them.
+
+        If none of them has, the checkpoint is older than what sites keep, or everything was lost at once: what no
+        server knows would begin anew, so the operator has to accept it.
+        """
+        self._roster.recognize(snapshot["nodes"].tolist())
         self.versions, self._staged = snapshot["versions"], {}
         self.forgot = set((self.versions == JOINED).nonzero().flatten().tolist())
         here = self._roster.look()
         asked = [c for c, node in self._roster.nodes.items() if node in here and self.versions[c] > 0]
         messages = {client: self._message(KEPT, client, 0, b"") for client in asked}
-        for client, reply in exchange(self._roster.grid, messages, self._timeout).items():
+        have, lost = list[int](), list[str]()
+        for client, reply in sorted(exchange(self._roster.grid, messages, self._timeout).items()):
             if isinstance(reply, Message):
-                self._read(client, reply, lambda _: None)
+                why = self._read(client, reply, lambda _: None)
+                if why is None:
+                    have.append(client)
+                elif client in self.forgot:
+                    lost.append(f"{self._roster.sites[client]}: {why}")
+        if lost and not have and not self._roster.accept:
+            raise RunError(
+                f"no site has what this checkpoint takes it to keep ({'; '.join(lost)}): restore the sites' state, or "
+                "resume with --run-config 'resume=true accept=true', and what only sites had begins anew"
+            )
+        for one in lost:
+            log.warning("what a site kept is lost, and begins anew as far as the server does not have it: %s", one)
 
     def close(self) -> None:
         """Nothing ends: the sites are their owners'."""
@@ -139,7 +172,7 @@ class FlowerFleet:
     def _ask(self, kind: str, ids: Sequence[int], sent: Payload, t: int, read: Callable[[RecordDict], T]) -> Answers[T]:
         """Send each site its row; return what was read from the replies, and why there is nothing from others."""
         here = self._roster.look()
-        missing = {client: "it is not connected" for client in ids if self._roster.nodes.get(client) not in here}
+        missing = {client: self._roster.why(client) for client in ids if self._roster.nodes.get(client) not in here}
         messages = {
             client: self._message(KINDS[kind], client, t, encode(sent.rows([row])))
             for row, client in enumerate(ids)
@@ -165,13 +198,16 @@ class FlowerFleet:
             if fault := field(reply.content, "fault", str):
                 if field(reply.content, "lost", bool):
                     self.forgot.add(client)
-                return fault[:500]
+                return plain(fault)
             return read(reply.content)
         except Exception as error:  # whatever a stranger sent
-            return f"its answer cannot be read: {error}"
+            return f"its answer cannot be read: {plain(str(error))}"
 
     def _upload(self, content: RecordDict) -> Payload:
-        return decode(payload(content), self._spec.names)
+        found = payload(content)
+        if len(found) > self._longest:
+            raise ValueError(f"it has {len(found):,} bytes, and {self._longest:,} would be many")
+        return decode(found, self._spec.names)
 
     def _model(self, content: RecordDict) -> Layers:
         """Return a model, empty if sites keep theirs to themselves; refuse one that is not this one."""
@@ -181,7 +217,9 @@ class FlowerFleet:
             found: Layers = from_safetensors(payload(content))
         except SafetensorError as error:
             raise ValueError(f"it is no model: {error}") from None
-        for key, slots in self._spec.slots.items():
-            if key not in found or found[key].shape != (1, slots[-1].stop):
-                raise ValueError(f"{key} is missing or of another shape")
+        for key, like in self._roster.like.items():
+            if key not in found or (found[key].shape, found[key].dtype) != (like.shape, like.dtype):
+                raise ValueError(f"{key} is missing or of another shape or type")
+            if not torch.isfinite(found[key]).all():
+                raise ValueError(f"{key} is not finite")
         return {key: found[key] for key in self._spec.slots}

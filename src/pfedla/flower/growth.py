@@ -18,6 +18,7 @@ from pfedla.record import write_text
 
 __all__ = ["add_site"]
 
+NEW = {"versions": JOINED, "nodes": 0}  # a new site's, in a checkpoint
 SITES = re.compile(r"^sites\s*=\s*\[[^\]]*\]", re.MULTILINE)
 
 
@@ -36,14 +37,14 @@ def add_site(folder: Path, name: str, run: Path, out: Path) -> int:
         raise ConfigError(f"{app / CONFIG} has no single line `sites = [...]` to be changed")
     setting = deployment.setting(deployment.code())
     experiment = replace(deployment.experiment, data=replace(deployment.experiment.data, clients=len(sites)))
-    versions = {"versions": torch.zeros(len(sites) - 1, dtype=torch.int64)}
+    before = {name: torch.zeros(len(sites) - 1, dtype=torch.int64) for name in ("versions", "nodes")}
     t = widen_run(
         run,
         experiment,
         name,
         setting,
-        versions,
-        lambda found: {"versions": torch.cat([found["versions"], torch.tensor([JOINED])])},
+        before,
+        lambda found: {name: torch.cat([found[name], torch.tensor([new])]) for name, new in NEW.items()},
         out,
     )
     place, authority = folder / "sites" / name, folder / "server" / "ca.crt"

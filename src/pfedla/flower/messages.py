@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import httpx
@@ -18,6 +19,7 @@ from flwr.serverapp import Grid
 
 from pfedla.client import Evaluation
 from pfedla.errors import RunError
+from pfedla.objective import Objective
 
 __all__ = [
     "CALL",
@@ -34,6 +36,8 @@ __all__ = [
     "packed",
     "patiently",
     "payload",
+    "plain",
+    "pulled",
 ]
 
 KINDS = {"train": "train", "evaluate": "evaluate", "personalize": "query.personalize"}  # job -> type of its message
@@ -42,6 +46,8 @@ KEPT = "query.kept"  # asks it whether it still has the version that the server 
 JOB, PAYLOAD, ANSWER = "job", "payload", "answer"
 POLL = 0.5  # seconds between two looks for replies
 PAUSES = (0.5, 1, 2, 4, 8, 16)  # seconds between tries to reach the SuperLink
+METRIC = re.compile(r"[A-Za-z]\w{0,59}")  # what a metric may be called
+MOST_METRICS, LONGEST_FAULT = 100, 500
 
 log = logging.getLogger("pfedla")
 T = TypeVar("T", bool, int, str)
@@ -101,15 +107,27 @@ def metrics(found: Evaluation) -> dict[str, MetricRecord]:
     return {name: MetricRecord(dict(values)) for name, values in found._asdict().items()}
 
 
-def evaluation(content: RecordDict) -> Evaluation:
-    """Return the scores of an answer."""
+def plain(text: str) -> str:
+    """Return a stranger's words as one short line without anything that a terminal or a log would obey."""
+    return "".join(sign if sign.isprintable() else " " for sign in text[:LONGEST_FAULT])
+
+
+def evaluation(content: RecordDict, objective: Objective) -> Evaluation:
+    """Return the scores of an answer; refuse what cannot be scores."""
     parts: list[dict[str, float]] = []
     for name in Evaluation._fields:
         record = content.get(name)
         if not isinstance(record, MetricRecord):
             raise ValueError(f"the message holds no {name} scores")
         values = {str(metric): value for metric, value in record.items()}
-        parts.append({metric: float(x) if isinstance(x, int | float) else math.nan for metric, x in values.items()})
+        numbers = {metric: float(x) if isinstance(x, int | float) else math.nan for metric, x in values.items()}
+        scores = {metric: x if math.isfinite(x) else math.nan for metric, x in numbers.items()}
+        if len(scores) > MOST_METRICS or not all(map(METRIC.fullmatch, scores)):
+            raise ValueError(f"its {name} scores have names that no metrics have")
+        headline = scores.get(objective.headline, math.nan)
+        if objective.percent and not math.isnan(headline) and not 0 <= headline <= 1:
+            raise ValueError(f"its {name} {objective.headline} is impossible: {headline:g}")
+        parts.append(scores)
     return Evaluation(*parts)
 
 
@@ -125,14 +143,13 @@ def exchange(grid: Grid, messages: Mapping[int, Message], timeout: float) -> dic
             replies[key] = "the message could not be sent"
     end = time.monotonic() + timeout
     while waiting:
-        for reply in patiently(grid.pull_messages, list(waiting)):
-            metadata = reply.metadata
-            if metadata.reply_to_message_id not in waiting:
-                continue
-            key = waiting.pop(metadata.reply_to_message_id)
-            if reply.has_error():
-                replies[key] = f"Flower says: {reply.error.reason or reply.error.code}"
-            elif metadata.src_node_id != messages[key].metadata.dst_node_id:
+        for sent, reply in pulled(grid, waiting):
+            key = waiting.pop(sent)
+            if isinstance(reply, str):
+                replies[key] = reply
+            elif reply.has_error():
+                replies[key] = f"Flower says: {plain(reply.error.reason or str(reply.error.code))}"
+            elif reply.metadata.src_node_id != messages[key].metadata.dst_node_id:
                 replies[key] = "somebody else answered"
             else:
                 replies[key] = reply
@@ -141,6 +158,24 @@ def exchange(grid: Grid, messages: Mapping[int, Message], timeout: float) -> dic
         if waiting:
             time.sleep(POLL)
     return replies | dict.fromkeys(waiting.values(), f"no answer within {timeout:g} seconds")
+
+
+def pulled(grid: Grid, messages: Iterable[str]) -> Iterator[tuple[str, Message | str]]:
+    """Yield the replies that are there, each with the message it answers; what cannot be read as why it cannot.
+
+    They are asked for one by one: an answer that Flower itself cannot unpack is its own site's fault alone.
+    """
+    for sent in list(messages):
+        try:
+            found = list(patiently(grid.pull_messages, [sent]))
+        except RunError:
+            raise
+        except Exception as error:  # whatever a stranger sent
+            yield sent, f"its answer cannot be read: {type(error).__name__}"
+            continue
+        for reply in found:
+            if reply.metadata.reply_to_message_id == sent:
+                yield sent, reply
 
 
 def patiently(call: Callable[..., Found], *arguments: Any) -> Found:

@@ -11,6 +11,7 @@ sites/NAME/             what goes to a site: its key, the authority's certificat
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ import tomli_w
 
 from pfedla.client import Setting
 from pfedla.data.datasets import load_dataset
-from pfedla.errors import ConfigError, DataError, PfedlaError, RunError
+from pfedla.errors import ConfigError, PfedlaError, RunError, nearest
 from pfedla.fleet import SimulatedFleet
 from pfedla.flower.certificates import write_certificates, write_key
 from pfedla.flower.deployment import CONFIG, Deploy, Deployment
@@ -38,6 +39,7 @@ __all__ = ["check", "init"]
 EXAMPLE, KINDS = "fashion-mnist-10k", 4  # the example's data set; a site holds so many of its classes
 IMAGES = 100  # of a site
 NODE_PORT = 9094  # of the first site's SuperNode, open to its own machine alone
+ADDRESS = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
 APP = '''"""The Flower app: pfedla does the rest. Settings are in pfedla.toml, your model and data in site_code.py."""
 
@@ -74,6 +76,7 @@ clientapp = "app:client"
 [tool.flwr.app.config]
 out = "run"  # the run's folder, seen from where the SuperLink was started
 resume = false
+accept = false  # when resuming: sites with another key than before, and sites none of which has what it kept
 """
 
 CODE = '''"""What every site brings: the model, the same everywhere, and its own data, which never leaves it."""
@@ -110,6 +113,8 @@ def init(folder: Path, sites: Sequence[str], address: str, port: int, *, insecur
     """
     if insecure and address not in ("localhost", "127.0.0.1"):
         raise ConfigError(f"without TLS and keys the server's address must be this machine's own, not {address!r}")
+    if not ADDRESS.fullmatch(address):
+        raise ConfigError(f"the server's address must be a name or an IPv4 number, without a port, not {address!r}")
     deploy = Deploy(sites=tuple(sites), fewest=max(1, (len(sites) + 1) // 2), registered=not insecure)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError(f"{folder} is there already: choose a new folder")
@@ -120,7 +125,7 @@ def init(folder: Path, sites: Sequence[str], address: str, port: int, *, insecur
         "schedule": {"rounds": 10, "eval_every": 5, "seed": 0},
         "training": {"local_epochs": 5, "batch_size": 32, "lr": 0.05},
     }
-    connection: dict[str, object] = {"address": f"{address}:{port}"}
+    connection: dict[str, object] = {"address": f"127.0.0.1:{port if insecure else _inner(port)}"}
     authority = str((folder / "server" / "ca.crt").resolve())  # Flower asks for the whole path
     connection |= {"insecure": True} if insecure else {"root-certificates": authority}
     try:
@@ -155,7 +160,7 @@ def _readme(sites: Sequence[str], address: str, port: int, *, insecure: bool) ->
             "**Without TLS and keys: anybody on this machine can read along and pretend to be a site. For a trial on "
             "one machine, and for nothing else.**"
         )
-        superlink, node, register = "--insecure", "--insecure", ""
+        superlink, node, register, gate = "--insecure", "--insecure", "", ""
     else:
         note = (
             "**The certificates and keys here were made for a trial, valid for 90 days, and the authority's key "
@@ -166,6 +171,7 @@ def _readme(sites: Sequence[str], address: str, port: int, *, insecure: bool) ->
         superlink = (
             "--ssl-ca-certfile ca.crt --ssl-certfile server.pem --ssl-keyfile server.key --enable-supernode-auth"
         )
+        gate = GATE.substitute(port=port, inner=_inner(port))
         node = "--root-certificates ca.crt --auth-supernode-private-key key"
         keys = "\n".join(f"flwr supernode register ../sites/{site}/key.pub sites --name {site}" for site in sites)
         register = f"Once, tell the server who may come, and under which name:\n\n```\n{keys}\n```\n"
@@ -173,10 +179,15 @@ def _readme(sites: Sequence[str], address: str, port: int, *, insecure: bool) ->
         SITE.substitute(site=site, address=address, port=port, node=node, own=NODE_PORT + number)
         for number, site in enumerate(sites)
     )
-    host = "127.0.0.1" if insecure else "0.0.0.0"  # noqa: S104 (it is what a server listens on)
+    inner = port if insecure else _inner(port)
     return README.substitute(
-        note=note, superlink=superlink, host=host, port=port, register=register, every=every, version=__version__
+        note=note, superlink=superlink, port=inner, gate=gate, register=register, every=every, version=__version__
     )
+
+
+def _inner(port: int) -> int:
+    """Return the port of the SuperLink behind the gate."""
+    return port + 1 if port < 65535 else port - 1
 
 
 README = Template("""# A personalized model for each site
@@ -197,10 +208,11 @@ In `server/`, in a terminal of its own:
 
 ```
 export FLWR_HOME="$$PWD/flwr" FLWR_TELEMETRY_ENABLED=0
-flower-superlink $superlink --host $host --port $port --database superlink.db --disable-runtime-dependency-installation
+flower-superlink $superlink --host 127.0.0.1 --port $port --database superlink.db \\
+    --disable-runtime-dependency-installation
 ```
 
-In a second terminal, in `server/`, too:
+${gate}In a further terminal, in `server/`, too:
 
 ```
 export FLWR_HOME="$$PWD/flwr" FLWR_TELEMETRY_ENABLED=0
@@ -231,6 +243,16 @@ from safetensors.torch import load_file; model.load_state_dict(load_file("state/
 ```
 """)
 
+GATE = Template("""\
+It takes commands from whoever reaches it, so it listens to this machine alone. The gate, in a second terminal in
+`server/`, lets in sites, and nothing but sites:
+
+```
+pfedla deploy gate --port $port --superlink 127.0.0.1:$inner
+```
+
+""")
+
 SITE = Template("""### $site
 
 ```
@@ -249,8 +271,11 @@ def _example(path: Path, number: int) -> None:
     np.savez_compressed(path, x=images.x[index], y=images.y[index])
 
 
-def check(folder: Path) -> list[str]:
-    """Try a deployment without any network: code, model, data, and a round of one epoch; return what was found."""
+def check(folder: Path, only: Sequence[str] = ()) -> list[str]:
+    """Try a deployment without any network: code, model, data, and a round of one epoch; return what was found.
+
+    `only` some sites' data are tried, where the others' are not at hand.
+    """
     deployment = Deployment.load(folder / "app")
     deploy, experiment = deployment.deploy, deployment.experiment
     for name in ("pyproject.toml", "app.py"):
@@ -262,8 +287,12 @@ def check(folder: Path) -> list[str]:
     spec = setting.spec
     found = [f"model: {spec.parameters:,} parameters in the layers {', '.join(spec.names)}"]
     data: dict[int, ClientData] = {}
+    if strange := set(only) - set(deploy.sites):
+        raise ConfigError(f"deploy.sites has no {min(strange)!r}: {nearest(min(strange), deploy.sites)}")
     for client, site in enumerate(deploy.sites):
         place = folder / "sites" / site
+        if only and site not in only:
+            continue
         if not place.is_dir():
             found.append(f"site {site}: it has no folder here; its data are not checked")
             continue
@@ -275,9 +304,10 @@ def check(folder: Path) -> list[str]:
             raise type(error)(f"site {site}: {error}") from None
         data[client] = samples[0]
         found.append(f"site {site}: {len(samples[0].train)} samples to train on, {len(samples[0].test)} to test on")
-    if not data:
-        raise DataError("no site has a folder here: there is nothing to try a round with")
-    found.append(_dry_round(setting, dict(enumerate(data.values()))))
+    if data:
+        found.append(_dry_round(setting, dict(enumerate(data.values()))))
+    else:
+        found.append("no site has a folder here: no data and no round were tried")
     return found
 
 

@@ -14,21 +14,29 @@ from flwr.serverapp import Grid
 from torch import nn
 
 from pfedla.errors import RunError, nearest
-from pfedla.flower.messages import CALL, field, patiently
+from pfedla.flower.messages import CALL, field, patiently, plain, pulled
 from pfedla.layers import LayerSpec, tensors_of
 from pfedla.tensorfile import checksum
+from pfedla.version import __version__
 
-__all__ = ["Roster", "first_values", "outline"]
+__all__ = ["Roster", "first_values", "outline", "signed"]
 
 PAUSE = 1.0  # seconds between two looks for nodes
+AGAIN = 30.0  # seconds after which a node that cannot take part is asked again
 
 log = logging.getLogger("pfedla")
 
 
-def outline(spec: LayerSpec) -> str:
-    """Return a model's layers, their tensors' names and shapes, and their type: what all sites must agree in."""
+def outline(spec: LayerSpec, template: nn.Module) -> str:
+    """Return a model's layers and all its tensors' names, shapes and types: what all sites must agree in."""
     slots = {key: [[slot.name, list(slot.shape)] for slot in found] for key, found in spec.slots.items()}
-    return json.dumps({"dtype": str(spec.dtype), "names": list(spec.names), "slots": slots}, sort_keys=True)
+    tensors = {name: [str(tensor.dtype), list(tensor.shape)] for name, tensor in tensors_of(template).items()}
+    return json.dumps({"names": list(spec.names), "slots": slots, "tensors": tensors}, sort_keys=True)
+
+
+def signed(node: int) -> int:
+    """Return a node's number, which has 64 bits and no sign, as a checkpoint holds it."""
+    return node - 2**64 if node >= 2**63 else node
 
 
 def first_values(template: nn.Module) -> int:
@@ -52,6 +60,8 @@ class Roster:
         Take nobody's word for a name: the operator has registered each node's key under it. Without, only for trials.
     timeout
         Seconds after which a node that does not say who it is is asked again.
+    accept
+        Take in a site that comes back with another key.
     """
 
     def __init__(
@@ -63,13 +73,15 @@ class Roster:
         *,
         registered: bool = True,
         timeout: float = 600.0,
+        accept: bool = False,
     ) -> None:
-        self.grid, self.sites = grid, tuple(sites)
+        self.grid, self.sites, self.like, self.accept = grid, tuple(sites), spec.read(template), accept
         self.nodes: dict[int, int] = {}  # client -> node
         self.examples: dict[int, int] = {}  # client -> training examples, 0 if it does not tell
         self.refused: dict[int, str] = {}  # node -> why it is none of the sites
-        self._outline, self._first, self._registered = outline(spec), first_values(template), registered
-        self._timeout = timeout
+        self._faulty: dict[int, tuple[int, str, float]] = {}  # node -> client, why it cannot take part, until when
+        self._outline, self._first = outline(spec, template), first_values(template)
+        self._registered, self._timeout = registered, timeout
         self._asked: dict[str, tuple[int, float]] = {}  # message without an answer yet -> node, end of patience
 
     def gather(self, fewest: int, patience: float) -> None:
@@ -79,7 +91,7 @@ class Roster:
             self.look()
             if self.refused:
                 raise RunError("; ".join(self.refused.values()))
-            absent = [site for client, site in enumerate(self.sites) if client not in self.nodes]
+            absent = [self._absent(client) for client in range(len(self.sites)) if client not in self.nodes]
             if not absent:
                 return
             if time.monotonic() >= end:
@@ -96,21 +108,36 @@ class Roster:
         """Ask new nodes who they are, take in those that have answered by now; return all nodes that are there."""
         here: dict[int, Any] = {node.node_id: node for node in patiently(self.grid.get_nodes)}
         now = time.monotonic()
+        self.refused = {node: why for node, why in self.refused.items() if node in here}
+        self._faulty = {node: found for node, found in self._faulty.items() if node in here and now < found[2]}
         self._asked = {sent: (node, end) for sent, (node, end) in self._asked.items() if now < end}
-        known = {*self.nodes.values(), *self.refused, *(node for node, _ in self._asked.values())}
+        known = {*self.nodes.values(), *self.refused, *self._faulty, *(node for node, _ in self._asked.values())}
         for node in sorted(here.keys() - known):
             for sent in patiently(self.grid.push_messages, [Message(RecordDict(), node, CALL, ttl=self._timeout)]):
                 self._asked[sent] = node, now + self._timeout
-        for reply in patiently(self.grid.pull_messages, list(self._asked)) if self._asked else ():
-            node, _ = self._asked.pop(reply.metadata.reply_to_message_id, (0, 0.0))
+        for sent, reply in pulled(self.grid, self._asked):
+            node, _ = self._asked.pop(sent)
             if node not in here:  # it is asked again when it is back
                 continue
-            if reply.has_error():
-                log.warning("node %d was asked for its name: %s", node, reply.error.reason or reply.error.code)
+            if isinstance(reply, str):
+                log.warning("node %d was asked for its name: %s", node, reply)
+            elif reply.has_error():
+                log.warning("node %d was asked: %s", node, plain(reply.error.reason or str(reply.error.code)))
             elif reply.metadata.src_node_id == node and (why := self._enter(node, here[node].name, reply, set(here))):
                 self.refused[node] = why
                 log.warning("node %d is refused: %s", node, why)
         return set(here)
+
+    def why(self, client: int) -> str:
+        """Say why a site is not there."""
+        faults = [fault for found, fault, _ in self._faulty.values() if found == client]
+        return faults[0] if faults else "it is not connected"
+
+    def recognize(self, nodes: Sequence[int]) -> None:
+        """Refuse sites that are not the nodes, by client, that they were; 0 where none is known."""
+        for client, node in self.nodes.items():
+            if self._registered and nodes[client] and nodes[client] != signed(node):
+                self._replaced(client)
 
     def wait(self, clients: Sequence[int], patience: float) -> None:
         """Wait until these clients are connected, but no longer than `patience` seconds."""
@@ -126,30 +153,49 @@ class Roster:
         try:
             name, theirs = field(reply.content, "site", str), field(reply.content, "outline", str)
             first, examples = field(reply.content, "first", int), field(reply.content, "examples", int)
-            fault = field(reply.content, "fault", str)
+            fault, version = plain(field(reply.content, "fault", str)), field(reply.content, "version", str)
         except ValueError as error:
             return f"a node answered in no way that a site does: {error}"
         if fault and not name:
-            return f"a node cannot take part: {fault[:500]}"
+            return f"a node cannot take part: {fault}"
         if name not in self.sites:
             return f"an unknown site, {name[:80]!r}, is there: {nearest(name[:80], self.sites)}"
-        if fault:
-            return f"site {name} cannot take part: {fault[:500]}"
+        client = self.sites.index(name)
         if self._registered and registered != name:
             what = f"registered as {registered!r}" if registered else "not registered under a name"
             return f"a node calls itself {name}, but its key is {what}: flwr supernode register KEY --name {name}"
+        if version != __version__:
+            return f"site {name} has version {version[:40]!r} of pfedla, and the server {__version__}"
+        if fault:  # which may pass
+            self._faulty[node] = client, f"it cannot take part: {fault}", time.monotonic() + AGAIN
+            log.warning("site %s cannot take part: %s", name, fault)
+            return None
         if different := _difference(self._outline, theirs):
             return f"site {name} has another model than the server: {different}"
-        client = self.sites.index(name)
         if client in self.nodes:
             if self.nodes[client] in here:
                 return f"there are two nodes of the name {name}"
-            log.warning("site %s now is another node, with another key, than before", name)
+            if self._registered:
+                try:
+                    self._replaced(client)
+                except RunError as error:
+                    return str(error)
         if first != self._first:
             log.warning("site %s starts from other values than the server: is its random generator another one?", name)
         self.nodes[client], self.examples[client] = node, max(0, examples)
         log.info("site %s is client %d", name, client)
         return None
+
+    def _replaced(self, client: int) -> None:
+        """Refuse a site that has another key than before, unless the operator knows of it."""
+        what = f"site {self.sites[client]} has another key than before"
+        if not self.accept:
+            raise RunError(f"{what}: if you know why, resume with --run-config 'resume=true accept=true'")
+        log.warning("%s, which is accepted", what)
+
+    def _absent(self, client: int) -> str:
+        faults = [f" ({fault})" for found, fault, _ in self._faulty.values() if found == client]
+        return self.sites[client] + "".join(faults[:1])
 
 
 def _difference(ours: str, theirs: str) -> str | None:
@@ -162,7 +208,11 @@ def _difference(ours: str, theirs: str) -> str | None:
             here, there = mine["slots"].get(key), other["slots"].get(key)
             if here != there:
                 return f"{key} has {_words(there)} there and {_words(here)} here"
-        return f"its type is {other['dtype']} there and {mine['dtype']} here"
+        for name in [*mine["tensors"], *other["tensors"]]:
+            here, there = mine["tensors"].get(name), other["tensors"].get(name)
+            if here != there:
+                return f"{str(name)[:80]} is {str(there)[:80]} there and {str(here)[:80]} here"
+        return "its layers have another order there"
     except (ValueError, LookupError, TypeError, AttributeError):
         return "it cannot be read"
 

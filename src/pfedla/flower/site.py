@@ -23,6 +23,7 @@ from pfedla.flower.vault import Vault, durably
 from pfedla.layers import Layers
 from pfedla.models import check_model
 from pfedla.training import ClientData
+from pfedla.version import __version__
 from pfedla.wire import EXAMPLES, decode, encode
 
 __all__ = ["LostError", "Site", "fault"]
@@ -35,7 +36,8 @@ log = logging.getLogger("pfedla")
 
 def fault(why: str, site: str = "") -> RecordDict:
     """Return an answer to any message that says in one line why there is no other."""
-    return answer(fault=why.partition("\n")[0], lost=False, site=site, outline="", first=0, examples=0)
+    line = why.partition("\n")[0]
+    return answer(fault=line, lost=False, site=site, outline="", first=0, examples=0, version=__version__)
 
 
 class LostError(PfedlaError):
@@ -81,9 +83,9 @@ class Site:
         except LostError as error:
             log.warning("%s", error)
             return answer(fault=str(error), lost=True)
-        except (DataError, ModelError) as error:
+        except (ConfigError, DataError, ModelError) as error:  # words of the site's own code may be among it
             log.error("%s", error)
-            return fault("its data or model cannot be used; its own log says why", self.name)
+            return fault("its code, data or model cannot be used; its own log says why", self.name)
         except PfedlaError as error:
             log.error("%s", error)
             return fault(str(error), self.name)
@@ -111,15 +113,15 @@ class Site:
         """Say who this is, and what its model looks like."""
         told = self.deployment.deploy.examples and self.setting.privacy.clip is None
         setting, examples = self.setting, len(self.data.train) if told else 0
-        first = first_values(setting.template)
-        return answer(site=self.name, outline=outline(setting.spec), first=first, examples=examples)
+        first, layers = first_values(setting.template), outline(setting.spec, setting.template)
+        return answer(site=self.name, outline=layers, first=first, examples=examples, version=__version__)
 
     def _kept(self, asked: Order) -> Kept:
         """Return what the site keeps, as the server counts."""
         first = self.setting.enroll()
         if not asked.version:
             return first
-        found = Vault(self.state, asked.run).read(asked.version, first)
+        found = Vault(self.state, asked.run, self.name).read(asked.version, first)
         if found is None:
             raise LostError(f"it does not have what it kept after round {asked.version} any more")
         return found
@@ -134,21 +136,22 @@ class Site:
         if kind == "evaluate":
             return answer(metrics(found))
         if kind == "personalize":
-            self._hold(found)
+            self._hold(found, asked)
             return answer(packed(to_safetensors(found if self.deployment.deploy.models else {})))
         kept, upload = found
-        Vault(self.state, asked.run).write(asked.t, kept, asked.version)
+        Vault(self.state, asked.run, self.name).write(asked.t, kept, asked.version)
         if not self.deployment.deploy.examples and EXAMPLES in upload.values:
             ones = torch.ones_like(upload.values[EXAMPLES])
             upload = upload._replace(values={**upload.values, EXAMPLES: ones})
         return answer(packed(encode(upload)))
 
-    def _hold(self, model: Layers) -> None:
-        """Write the personalized model where its owner finds it."""
+    def _hold(self, model: Layers, asked: Order) -> None:
+        """Write the personalized model where its owner finds it, and beside what it keeps of this run."""
         module = self.setting.spec.build(self.setting.template, model)
         tensors = {name: tensor.contiguous() for name, tensor in module.state_dict().items()}
-        path = self.state / MODEL
-        self.state.mkdir(parents=True, exist_ok=True)
-        with durably(path) as file:
-            file.write(to_safetensors(tensors))
+        path, facts = self.state / MODEL, {"site": self.name, "run": asked.run, "round": str(asked.t)}
+        for place in (Vault(self.state, asked.run, self.name).folder / MODEL, path):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with durably(place) as file:
+                file.write(to_safetensors(tensors, facts))
         log.info("the personalized model is in %s: model.load_state_dict(safetensors.torch.load_file(...))", path)

@@ -25,18 +25,19 @@ from pfedla.errors import RunError
 __all__ = ["Vault", "durably"]
 
 EARLIER = 2  # versions before the latest that the server took: its checkpoint before the latest may need them
+OWNER = "site"
 NAME = re.compile(r"round-(\d{8})\.safetensors")
 
 log = logging.getLogger("pfedla")
 
 
 class Vault:
-    """The versions of one run."""
+    """The versions that one site has of one run."""
 
-    def __init__(self, folder: Path, run: str) -> None:
+    def __init__(self, folder: Path, run: str, site: str) -> None:
         if not re.fullmatch(r"[0-9a-f]{8,64}", run):
             raise RunError(f"the server names a run {run[:80]!r}, which cannot be one")
-        self.folder = folder / run
+        self.folder, self.site = folder / run, site
 
     def versions(self) -> list[int]:
         """Return the rounds of which there is something, in ascending order."""
@@ -50,7 +51,10 @@ class Vault:
             return None
         try:
             with safe_open(path, "pt") as file:
-                checksums = json.loads((file.metadata() or {})["checksums"])
+                facts = file.metadata() or {}
+            if facts.get("site") != self.site:
+                raise RunError(f"it is {str(facts.get('site'))[:80]}'s: every site needs a state folder of its own")
+            checksums = json.loads(facts["checksums"])
             tensors = load_file(path)
             if {name: tensorfile.checksum(tensor) for name, tensor in tensors.items()} != checksums:
                 raise RunError("its tensors are not what was written")
@@ -60,19 +64,36 @@ class Vault:
             return None
 
     def write(self, version: int, kept: Kept, taken: int) -> None:
-        """Keep what was trained in a round, beside what the server has `taken`; remove what nobody can ask for."""
+        """Keep what was trained in a round, beside what the server has `taken`; remove what nobody can ask for.
+
+        What is newer stays: the server may have gone back to a checkpoint by mistake. Where it takes the site to have
+        nothing, everything does.
+        """
         tensors = {name: tensor.contiguous() for name, tensor in tree.flatten(kept).items()}
         checksums = {name: tensorfile.checksum(tensor) for name, tensor in tensors.items()}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            self._claim()
             with durably(self._path(version)) as file:
-                tensorfile.write(file, tensors, {"checksums": json.dumps(checksums)})
+                tensorfile.write(file, tensors, {"checksums": json.dumps(checksums), "site": self.site})
             before = [found for found in self.versions() if found < taken]
-            keep = {*before[-EARLIER:], taken, version}
-            for old in set(self.versions()) - keep:
+            between = [found for found in self.versions() if taken < found < version]
+            for old in [*before[:-EARLIER], *between] if taken else ():
                 self._path(old).unlink(missing_ok=True)
         except OSError as error:
-            raise RunError(f"cannot write to {self.folder}: {error.strerror}") from error
+            log.error("cannot write to %s: %s", self.folder, error)
+            raise RunError(f"it cannot keep what it trained: {error.strerror}") from error
+
+    def _claim(self) -> None:
+        """Write down whose folder this is; refuse another site's."""
+        path = self.folder / OWNER
+        try:
+            with path.open("x") as file:
+                file.write(self.site)
+        except FileExistsError:
+            if (owner := path.read_text()) != self.site:
+                log.error("%s is site %s's", self.folder, owner[:80])
+                raise RunError("its state folder is another site's: every site needs one of its own") from None
 
     def _path(self, version: int) -> Path:
         return self.folder / f"round-{version:08d}.safetensors"

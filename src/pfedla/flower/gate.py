@@ -1,0 +1,92 @@
+"""The server's gate: sites reach what sites need of the SuperLink, and nobody outside reaches the rest.
+
+A SuperLink answers sites and operators at one port, and asks operators for no credentials: whoever reaches that port
+may register keys and have code run. So it listens to its own machine alone, and this gate stands before it. It passes
+on requests for the fleet, which Flower checks against the registered keys, and refuses all others.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import uvicorn
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from pfedla.errors import ConfigError
+
+__all__ = ["gate", "keep_gate"]
+
+FLEET = "/v1/fleet/"
+HOP = {"connection", "host", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
+PATIENCE = 120.0  # seconds that the SuperLink may take to answer
+
+log = logging.getLogger("pfedla")
+
+
+def gate(
+    superlink: str, verify: ssl.SSLContext | bool = True, transport: httpx.AsyncBaseTransport | None = None
+) -> Starlette:
+    """Return the app that passes on a site's requests to the SuperLink at this address, and no others."""
+    inside = httpx.AsyncClient(
+        base_url=superlink, verify=verify, timeout=PATIENCE, transport=transport, trust_env=False
+    )
+
+    async def pass_on(request: Request) -> Response:
+        action = request.path_params["action"]
+        if not (action.isascii() and action.replace("-", "").isalpha()):
+            return await refuse(request)
+        headers = [(name, value) for name, value in request.headers.raw if name.decode("latin-1").lower() not in HOP]
+        asked = inside.build_request("POST", FLEET + action, headers=headers, content=request.stream())
+        try:
+            answer = await inside.send(asked, stream=True)
+        except httpx.HTTPError as error:
+            log.warning("the SuperLink does not answer: %s", type(error).__name__)
+            return PlainTextResponse("the SuperLink does not answer", 502)
+        kept = {name: value for name, value in answer.headers.items() if name.lower() not in HOP}
+        return StreamingResponse(answer.aiter_raw(), answer.status_code, kept, background=BackgroundTask(answer.aclose))
+
+    async def refuse(request: Request) -> Response:
+        who = request.client.host if request.client else "somebody"
+        log.warning("%s asked for %r: refused", who, request.url.path[:80])
+        return PlainTextResponse("this gate is for sites", 403)
+
+    @asynccontextmanager
+    async def open_inside(_: Starlette) -> AsyncIterator[None]:
+        async with inside:
+            yield
+
+    methods = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+    routes = [Route(FLEET + "{action}", pass_on, methods=["POST"]), Route("/{rest:path}", refuse, methods=methods)]
+    return Starlette(routes=routes, lifespan=open_inside)
+
+
+def keep_gate(host: str, port: int, superlink: str, certificate: Path, key: Path, authority: Path) -> None:
+    """Keep the gate until it is stopped. The SuperLink must prove itself to it, as to a site, by the authority."""
+    for path in (certificate, key, authority):
+        if not path.is_file():
+            raise ConfigError(f"there is no file {path}: give the command in the deployment's server/ folder")
+    try:
+        trusted = ssl.create_default_context(cafile=str(authority))
+        app = gate(f"https://{superlink}", trusted)
+        config = uvicorn.Config(
+            app,
+            host,
+            port,
+            log_level="warning",
+            ssl_certfile=str(certificate),
+            ssl_keyfile=str(key),
+            server_header=False,
+        )
+        config.load()
+    except (ssl.SSLError, httpx.InvalidURL) as error:
+        raise ConfigError(f"the gate cannot be opened: {error}") from error
+    uvicorn.Server(config).run()

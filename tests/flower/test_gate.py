@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from pfedla.cli import cli
+from pfedla.errors import ConfigError
+
+pytest.importorskip("flwr")
+import httpx
+
+from pfedla.flower.gate import gate
+
+
+def knock(
+    method: str, path: str, answer: httpx.Response | Exception, **request: Any
+) -> tuple[httpx.Response, list[httpx.Request]]:
+    """Send a request to a gate before a SuperLink that answers this; return what comes back and what it was asked."""
+    seen: list[httpx.Request] = []
+
+    async def superlink(asked: httpx.Request) -> httpx.Response:
+        await asked.aread()
+        seen.append(asked)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def ask() -> httpx.Response:
+        app = gate("https://127.0.0.1:8001", transport=httpx.MockTransport(superlink))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="https://outside") as client:
+            return await client.request(method, path, **request)
+
+    return asyncio.run(ask()), seen
+
+
+def test_what_a_site_asks_for_is_passed_on_as_it_is() -> None:
+    body, reply = bytes(range(256)) * 1000, bytes(range(255, -1, -1)) * 500
+    answer = httpx.Response(401, stream=httpx.ByteStream(reply), headers={"x-flwr": "no"})
+    found, (asked,) = knock("POST", "/v1/fleet/pull-messages", answer, content=body, headers={"flwr-signature": "abc"})
+    assert str(asked.url) == "https://127.0.0.1:8001/v1/fleet/pull-messages"
+    assert (asked.method, asked.content, asked.headers["flwr-signature"]) == ("POST", body, "abc")
+    assert asked.headers["host"] == "127.0.0.1:8001"
+    assert (found.status_code, found.content, found.headers["x-flwr"]) == (401, reply, "no")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/control/start-run"),
+        ("POST", "/v1/control/register-node"),
+        ("POST", "/v1/runtime/push-messages"),
+        ("POST", "/v1/fleet/../control/start-run"),
+        ("POST", "/v1/fleet/%2e%2e%2fcontrol%2fstart-run"),
+        ("POST", "/v1/fleet/..%5ccontrol"),
+        ("POST", "/v1/fleet/a?b"),
+        ("POST", "/v1/fleet//v1/control/start-run"),
+        ("POST", "//v1/control/start-run"),
+        ("POST", "/v1/fleet/"),
+        ("POST", "/v1/fleet/register.node"),
+        ("GET", "/v1/fleet/pull-messages"),
+        ("GET", "/docs"),
+        ("GET", "/health"),
+        ("PUT", "/"),
+    ],
+)
+def test_everything_else_stays_outside(method: str, path: str) -> None:
+    found, seen = knock(method, path, httpx.Response(200, stream=httpx.ByteStream(b"")))
+    if path == "/v1/fleet/a?b":  # what stands behind the question mark is dropped
+        assert [request.url.path for request in seen] == ["/v1/fleet/a"]
+        assert not seen[0].url.query
+    else:
+        assert not seen
+        assert found.status_code in (403, 405)
+
+
+def test_a_superlink_that_is_down_is_no_reason_to_end() -> None:
+    assert knock("POST", "/v1/fleet/pull-messages", httpx.ConnectError("refused"))[0].status_code == 502
+
+
+def test_the_command_wants_the_servers_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = CliRunner().invoke(cli, ["deploy", "gate", "--port", "8000", "--superlink", "127.0.0.1:8001"])
+    assert isinstance(found.exception, ConfigError)
+    assert "there is no file server.pem" in str(found.exception)
