@@ -149,9 +149,10 @@ class Site:
         """Write the personalized model where its owner finds it, and beside what it keeps of this run."""
         module = self.setting.spec.build(self.setting.template, model)
         tensors = {name: tensor.contiguous() for name, tensor in module.state_dict().items()}
-        path, facts = self.state / MODEL, {"site": self.name, "run": asked.run, "round": str(asked.t)}
+        path = self.state / MODEL
+        content = to_safetensors(tensors, {"site": self.name, "run": asked.run, "round": str(asked.t)})
         for place in (Vault(self.state, asked.run, self.name).folder / MODEL, path):
             place.parent.mkdir(parents=True, exist_ok=True)
             with durably(place) as file:
-                file.write(to_safetensors(tensors, facts))
+                file.write(content)
         log.info("the personalized model is in %s: model.load_state_dict(safetensors.torch.load_file(...))", path)
