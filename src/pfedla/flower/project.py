@@ -194,8 +194,8 @@ README = Template("""# A personalized model for each site
 
 $note
 
-Every machine needs `pip install 'pfedla[flower]'` (this was written by version $version); `app/` is carried to the
-sites by Flower. Put your model and the way to your data into `app/site_code.py`, your settings into
+Every machine needs version $version of pfedla with its extra `flower`, and a clock that is right; `app/` is carried to
+the sites by Flower. Put your model and the way to your data into `app/site_code.py`, your settings into
 `app/pfedla.toml`, and see whether all fits:
 
 ```
