@@ -13,6 +13,11 @@ from pfedla.algorithm import Algorithm
 from tests import world
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes minutes of waiting, so that other tests run meanwhile."""
+    items.sort(key=lambda item: item.path.name != "test_processes.py")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
     """Tiny tensors are slower on many threads."""

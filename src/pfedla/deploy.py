@@ -71,7 +71,7 @@ def deploy_add_site(folder: Path, name: str, run: Path, out: Path) -> None:
     from pfedla.flower.growth import add_site
 
     t = add_site(folder, name, run, out)
-    _say(f"{out} goes on with {name} from round {t}, the others as they were; {run} is left alone.")
+    _say(f"{out} goes on with {name} from round {t}, the others as they were; {run} stays as it was, to be read.")
     _say(f"Register {folder / 'sites' / name / 'key.pub'} under the name {name}, start the site as the others, and")
     _say("resume the run there: flwr run ../app sites --stream --run-config 'out=\"FOLDER\" resume=true'")
 
