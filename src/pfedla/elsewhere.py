@@ -23,7 +23,7 @@ from pfedla.rounds import run as run_rounds
 from pfedla.summary import result_of
 from pfedla.trackers import trackers_of, tracking
 
-__all__ = ["open_run", "run_on", "widen_run"]
+__all__ = ["open_run", "run_on", "went_on", "widen_run"]
 
 
 def open_run(
@@ -86,10 +86,15 @@ def widen_run(
     try:
         record.rewrite(snapshot.history)
         record.checkpoint(snapshot)
-        old.reconfigure(old.config.read_text(), continued=str(record.path.resolve()))
     finally:
         record.release()
     return saved.t
+
+
+def went_on(path: Path | str, out: Path | str) -> None:
+    """Note that a run goes on in another folder: it is not to be resumed where it was."""
+    record = RunRecord(path)
+    record.reconfigure(record.config.read_text(encoding="utf-8"), continued=str(Path(out).resolve()))
 
 
 def _padded(diagnostics: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

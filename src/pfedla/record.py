@@ -163,9 +163,11 @@ class RunRecord:
             with record._writing():
                 record._hold()
                 cls.unfinished(path, longer=config is not None)  # somebody may have been faster
-                if config is not None:  # the configuration before the facts: one that is ahead can still be resumed
+                if config is not None and config != record.config.read_text(encoding="utf-8"):
                     (record.path / SUMMARY).unlink(missing_ok=True)
-                    record.reconfigure(config, **facts)
+                    for model in (record.path / MODELS).glob("*"):
+                        model.unlink()  # of the shorter run
+                    record.reconfigure(config, **facts)  # before the facts: one that is ahead can still be resumed
                 (record.path / ERROR).unlink(missing_ok=True)
         except RunError:
             record.release()

@@ -14,7 +14,7 @@ from safetensors.torch import save as to_safetensors
 
 import pfedla
 from pfedla.algorithm import Algorithm
-from pfedla.algorithms import FedPer, PFedLA
+from pfedla.algorithms import FedPer, PFedLA, Scaffold
 from pfedla.client import Kept, Setting, threads
 from pfedla.codec import Codec
 from pfedla.errors import ConfigError, RunError
@@ -590,7 +590,24 @@ def test_a_site_with_another_key_than_before_is_refused_unless_the_operator_know
     grid.registered[2**64 - 5] = "site-1"
     with pytest.raises(RunError, match="site site-1 has another key than before"):
         serve(made, grid, tmp_path / "run", resume=True)
-    assert serve(made, grid, tmp_path / "run", resume=True, accept=True).summary["rounds"] == 3
+    late = grid.nodes.pop(2**64 - 5)
+
+    def join(question: Message, answer: Message) -> Message:  # it comes after the server has looked
+        if at(question, 3):
+            grid.nodes[2**64 - 5] = late
+        return answer
+
+    grid.change = join
+    flexible = replace(made, deploy=replace(made.deploy, fewest=2, timeout=5.0))
+    up = serve(flexible, grid, tmp_path / "run", resume=True).ledger.arrays()
+    assert not up["up"][(up["round"] == 3) & (up["client"] == 1)].any()
+    asked = [question.metadata.dst_node_id for question, _ in grid.messages if question.metadata.message_type != CALL]
+    assert 2**64 - 5 not in asked
+    longer = replace(made, experiment=replace(made.experiment, schedule=replace(SHORT, rounds=4)))
+    with pytest.raises(RunError, match="site site-1 has another key than before"):
+        serve(longer, grid, tmp_path / "run", resume=True)
+    up = serve(longer, grid, tmp_path / "run", resume=True, accept=True).ledger.arrays()
+    assert up["up"][(up["round"] == 4) & (up["client"] == 1)].any()
 
 
 def test_a_checkpoint_older_than_what_sites_keep_is_not_gone_on_with_unasked(tmp_path: Path) -> None:
@@ -606,10 +623,50 @@ def test_a_checkpoint_older_than_what_sites_keep_is_not_gone_on_with_unasked(tmp
     serve(made, grid, tmp_path / "run")
     kept = Vault(tmp_path / "state" / str(grid.node_of(0)), pfedla_id(tmp_path / "run"), "site-0")
     assert kept.versions() == [3, 4, 5, 6]
-    with pytest.raises(RunError, match=r"no site has what this checkpoint takes it to keep \(site-0: it does not"):
+    with pytest.raises(RunError, match=r"do not have what this checkpoint takes them to keep \(site-0: it does not"):
         serve(made, grid, early, resume=True)
     assert kept.versions() == [3, 4, 5, 6]
+    state = tmp_path / "state" / str(grid.node_of(1)) / pfedla_id(early)
+    shutil.copy(state / "round-00000006.safetensors", state / "round-00000001.safetensors")  # one has it, others newer
+    with pytest.raises(RunError, match=r"takes them to keep \(site-0"):
+        serve(made, grid, early, resume=True)
     serve(made, grid, early, resume=True, accept=True)
+
+
+def test_a_complete_run_that_cannot_be_resumed_stays_complete(tmp_path: Path) -> None:
+    made, grid = deployed(tmp_path, FedPer(), schedule=SHORT, test_seed=9)
+    expected = serve(made, grid, tmp_path / "run")
+    shutil.rmtree(tmp_path / "state")
+    with pytest.raises(RunError, match="do not have what this checkpoint takes them to keep"):
+        serve(made, grid, tmp_path / "run", resume=True)
+    assert RunRecord(tmp_path / "run").state == "done"
+    same_run(pfedla.load(tmp_path / "run", model=made.code().model), expected)
+
+
+def test_models_of_a_shorter_run_are_not_taken_for_those_of_a_longer_one(tmp_path: Path) -> None:
+    made, grid = deployed(tmp_path, PFedLA(), schedule=SHORT, test_seed=9, timeout=0.1, tries=1)
+    serve(made, grid, tmp_path / "run")
+
+    def away(question: Message, answer: Message) -> Message | None:
+        mine = question.metadata.dst_node_id == grid.node_of(1)
+        return None if mine and question.metadata.message_type == "query.personalize" else answer
+
+    grid.change = away
+    longer = replace(made, experiment=replace(made.experiment, schedule=replace(SHORT, rounds=5)))
+    serve(longer, grid, tmp_path / "run", resume=True)
+    assert pfedla.load(tmp_path / "run", model=made.code().model).with_models == [0, 2]
+
+
+def test_two_sites_cannot_share_a_state_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made, grid = deployed(tmp_path, FedPer(), schedule=SHORT, test_seed=9, fewest=2, models=False)
+    for config in grid.nodes.values():
+        config["state"] = str(tmp_path / "shared")
+    with pytest.raises(RunError, match="its state folder is another site's: every site needs one of its own"):
+        serve(made, grid, tmp_path / "run")
+    alone = replace(made, deploy=replace(made.deploy, fewest=1))
+    serve(alone, grid, tmp_path / "alone")
+    with safe_open(tmp_path / "shared" / "model.safetensors", "pt") as file:
+        assert file.metadata()["site"] == (tmp_path / "shared" / "site").read_text()
 
 
 def test_a_complete_run_is_resumed_to_hand_out_its_models_or_to_go_on(tmp_path: Path) -> None:
@@ -688,9 +745,10 @@ def test_what_strangers_say_obeys_nobody() -> None:
 
 
 def test_steps_tell_the_number_of_examples(tmp_path: Path) -> None:
-    made, _ = deployed(tmp_path, PFedLA(hyper_optimizer="mean-sgd"), examples=False)
-    with pytest.raises(ConfigError, match="PFedLA uploads how many steps it took, which tells as much"):
-        made.setting(made.code())
+    for method, what in ((PFedLA(hyper_optimizer="mean-sgd"), "PFedLA uploads its path"), (Scaffold(), "its control")):
+        made, _ = deployed(tmp_path, method, examples=False)
+        with pytest.raises(ConfigError, match=rf"deploy\.examples = false: .*{what}"):
+            made.setting(made.code())
 
 
 def test_an_upload_of_many_models_is_not_decoded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -745,8 +803,14 @@ def test_a_vault_keeps_what_a_server_that_went_back_may_want_again_and_is_one_si
     assert vault.versions() == [3, 4, 5, 6]
     vault.write(7, kept, taken=4)  # and whose rounds 5 and 6 were not taken
     assert vault.versions() == [3, 4, 7]
+    for t in range(8, 30):
+        vault.write(t, kept, taken=0)
+    assert vault.versions() == list(range(20, 30))
     other = Vault(tmp_path, RUN, "east")
-    assert other.read(7, kept) is None
+    assert other.read(29, kept) is None
     with pytest.raises(RunError, match="its state folder is another site's"):
-        other.write(8, kept, taken=7)
-    assert vault.versions() == [3, 4, 7]
+        other.write(30, kept, taken=29)
+    assert vault.versions() == list(range(20, 30))
+    (tmp_path / "site").write_text("")  # half written
+    vault.write(30, kept, taken=29)
+    assert (tmp_path / "site").read_text() == "north"

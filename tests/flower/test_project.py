@@ -112,6 +112,9 @@ def test_the_check_takes_what_is_here(tmp_path: Path) -> None:
     assert not any("east" in line for line in check(folder, ["north"]))
     with pytest.raises(ConfigError, match="did you mean 'north'"):
         check(folder, ["nort"])
+    shutil.rmtree(folder / "sites" / "east")
+    with pytest.raises(DataError, match="site east: there is no folder"):
+        check(folder, ["east"])
     shutil.rmtree(folder / "sites")
     assert check(folder)[-1] == "no site has a folder here: no data and no round were tried"
 

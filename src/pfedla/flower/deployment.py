@@ -30,6 +30,7 @@ __all__ = ["CONFIG", "Deploy", "Deployment", "SiteCode"]
 
 CONFIG = "pfedla.toml"
 LONGEST_NAME = 60
+STEPS = {"path", "control"}  # uploads that tell how many steps a site took
 
 
 @dataclass(frozen=True)
@@ -115,9 +116,12 @@ class Deployment:
         """Make the model and put together what is fixed for the run."""
         machine = replace(self.experiment.machine, device=device or self.experiment.machine.device)
         found = assemble(replace(self.experiment, machine=machine), code.model, self.deploy.sites)
-        if not self.deploy.examples and "path" in found.algorithm.uploads_beside:
+        if telling := STEPS & set(found.algorithm.uploads_beside) if not self.deploy.examples else ():
             method = type(found.algorithm).__name__
-            raise ConfigError(f"deploy.examples = false: {method} uploads how many steps it took, which tells as much")
+            raise ConfigError(
+                f"deploy.examples = false: {method} uploads its {min(telling)}, from which a site's steps can be "
+                "computed, and so its number of examples"
+            )
         return found
 
     def data(self, code: SiteCode, site: str) -> Federation:

@@ -17,7 +17,7 @@ from pfedla.client import Evaluation
 from pfedla.errors import RunError
 from pfedla.fleet import Answers, Judge
 from pfedla.flower.messages import KEPT, KINDS, Order, evaluation, exchange, field, job, payload, plain
-from pfedla.flower.roster import Roster, signed
+from pfedla.flower.roster import Roster
 from pfedla.layers import Layers, LayerSpec
 from pfedla.objective import Classification, Objective
 from pfedla.wire import Payload, decode, encode
@@ -134,15 +134,14 @@ class FlowerFleet:
         return Answers(dict(sorted(answers.items())), dict(sorted(missing.items())))
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Return which versions count, and which node each site is, 0 where that is not known."""
-        nodes = [signed(self._roster.nodes.get(client, 0)) for client in range(len(self._roster.sites))]
-        return {"versions": self.versions, "nodes": torch.tensor(nodes, dtype=torch.int64)}
+        """Return which versions count, and who each site is, 0 where that is not known."""
+        return {"versions": self.versions, "nodes": torch.tensor(self._roster.identities, dtype=torch.int64)}
 
     def restore(self, snapshot: Mapping[str, Tensor]) -> None:
         """Go back to these versions, and ask the sites whether they still have them.
 
-        If none of them has, the checkpoint is older than what sites keep, or everything was lost at once: what no
-        server knows would begin anew, so the operator has to accept it.
+        If one has newer ones alone, the checkpoint is older than what sites keep; if nobody has its own, everything was
+        lost at once. What no server knows would begin anew, so the operator has to accept it.
         """
         self._roster.recognize(snapshot["nodes"].tolist())
         self.versions, self._staged = snapshot["versions"], {}
@@ -150,7 +149,7 @@ class FlowerFleet:
         here = self._roster.look()
         asked = [c for c, node in self._roster.nodes.items() if node in here and self.versions[c] > 0]
         messages = {client: self._message(KEPT, client, 0, b"") for client in asked}
-        have, lost = list[int](), list[str]()
+        have, lost, newer = list[int](), list[str](), False
         for client, reply in sorted(exchange(self._roster.grid, messages, self._timeout).items()):
             if isinstance(reply, Message):
                 why = self._read(client, reply, lambda _: None)
@@ -158,10 +157,11 @@ class FlowerFleet:
                     have.append(client)
                 elif client in self.forgot:
                     lost.append(f"{self._roster.sites[client]}: {why}")
-        if lost and not have and not self._roster.accept:
+                    newer |= bool(reply.content.config_records["answer"].get("newer"))
+        if lost and (newer or not have) and not self._roster.accept:
             raise RunError(
-                f"no site has what this checkpoint takes it to keep ({'; '.join(lost)}): restore the sites' state, or "
-                "resume with --run-config 'resume=true accept=true', and what only sites had begins anew"
+                f"sites do not have what this checkpoint takes them to keep ({'; '.join(lost)}): restore their state, "
+                "or resume with --run-config 'resume=true accept=true', and what only sites had begins anew"
             )
         for one in lost:
             log.warning("what a site kept is lost, and begins anew as far as the server does not have it: %s", one)

@@ -7,6 +7,7 @@ on requests for the fleet, which Flower checks against the registered keys, and 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import ssl
 from collections.abc import AsyncIterator
@@ -17,7 +18,7 @@ import httpx
 import uvicorn
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -27,7 +28,15 @@ __all__ = ["gate", "keep_gate"]
 
 FLEET = "/v1/fleet/"
 HOP = {"connection", "host", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
+CLAIMS = (
+    "forwarded",
+    "x-forwarded-",
+    "x-real-ip",
+)  # whom a request is said to come from: the SuperLink would believe it
+OURS = HOP | {"date", "server"}  # headers of an answer that the gate writes itself
 PATIENCE = 120.0  # seconds that the SuperLink may take to answer
+STALL = 30.0  # seconds between two pieces of a request
+MOST = 1000  # connections at a time
 
 log = logging.getLogger("pfedla")
 
@@ -37,21 +46,29 @@ def gate(
 ) -> Starlette:
     """Return the app that passes on a site's requests to the SuperLink at this address, and no others."""
     inside = httpx.AsyncClient(
-        base_url=superlink, verify=verify, timeout=PATIENCE, transport=transport, trust_env=False
+        base_url=superlink,
+        verify=verify,
+        timeout=PATIENCE,
+        limits=httpx.Limits(max_connections=None),
+        transport=transport,
+        trust_env=False,
     )
 
     async def pass_on(request: Request) -> Response:
         action = request.path_params["action"]
         if not (action.isascii() and action.replace("-", "").isalpha()):
             return await refuse(request)
-        headers = [(name, value) for name, value in request.headers.raw if name.decode("latin-1").lower() not in HOP]
-        asked = inside.build_request("POST", FLEET + action, headers=headers, content=request.stream())
+        named = [(name.decode("latin-1").lower(), value) for name, value in request.headers.raw]
+        headers = [(name.encode(), value) for name, value in named if name not in HOP and not name.startswith(CLAIMS)]
+        asked = inside.build_request("POST", FLEET + action, headers=headers, content=_pieces(request))
         try:
             answer = await inside.send(asked, stream=True)
         except httpx.HTTPError as error:
-            log.warning("the SuperLink does not answer: %s", type(error).__name__)
+            log.warning("the SuperLink does not answer: %s %s", type(error).__name__, error)
             return PlainTextResponse("the SuperLink does not answer", 502)
-        kept = {name: value for name, value in answer.headers.items() if name.lower() not in HOP}
+        except (ClientDisconnect, TimeoutError):
+            return PlainTextResponse("the request was not finished", 408)
+        kept = {name: value for name, value in answer.headers.items() if name.lower() not in OURS}
         return StreamingResponse(answer.aiter_raw(), answer.status_code, kept, background=BackgroundTask(answer.aclose))
 
     async def refuse(request: Request) -> Response:
@@ -64,9 +81,21 @@ def gate(
         async with inside:
             yield
 
-    methods = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
-    routes = [Route(FLEET + "{action}", pass_on, methods=["POST"]), Route("/{rest:path}", refuse, methods=methods)]
-    return Starlette(routes=routes, lifespan=open_inside)
+    async def strange(request: Request, _: Exception) -> Response:
+        return await refuse(request)
+
+    routes = [Route(FLEET + "{action}", pass_on, methods=["POST"])]
+    return Starlette(routes=routes, lifespan=open_inside, exception_handlers={404: strange, 405: strange})
+
+
+async def _pieces(request: Request) -> AsyncIterator[bytes]:
+    """Yield a request's body as it comes, as long as it comes."""
+    stream = request.stream()
+    while True:
+        try:
+            yield await asyncio.wait_for(anext(stream), STALL)
+        except StopAsyncIteration:
+            return
 
 
 def keep_gate(host: str, port: int, superlink: str, certificate: Path, key: Path, authority: Path) -> None:
@@ -85,6 +114,9 @@ def keep_gate(host: str, port: int, superlink: str, certificate: Path, key: Path
             ssl_certfile=str(certificate),
             ssl_keyfile=str(key),
             server_header=False,
+            proxy_headers=False,
+            limit_concurrency=MOST,
+            timeout_graceful_shutdown=5,
         )
         config.load()
     except (ssl.SSLError, httpx.InvalidURL) as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from pfedla.elsewhere import widen_run
+from pfedla.elsewhere import went_on, widen_run
 from pfedla.errors import ConfigError, RunError
 from pfedla.flower.certificates import write_key
 from pfedla.flower.deployment import CONFIG, Deployment
@@ -55,6 +55,7 @@ def add_site(folder: Path, name: str, run: Path, out: Path) -> int:
         if authority.is_file():
             (place / "ca.crt").write_bytes(authority.read_bytes())
         write_text(app / CONFIG, SITES.sub(lambda _: f"sites = {json.dumps(list(sites))}", text))
+        went_on(run, out)
     except OSError as error:
         raise RunError(f"cannot write to {folder}: {error.strerror}") from error
     return t + 1

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -46,8 +45,7 @@ KEPT = "query.kept"  # asks it whether it still has the version that the server 
 JOB, PAYLOAD, ANSWER = "job", "payload", "answer"
 POLL = 0.5  # seconds between two looks for replies
 PAUSES = (0.5, 1, 2, 4, 8, 16)  # seconds between tries to reach the SuperLink
-METRIC = re.compile(r"[A-Za-z]\w{0,59}")  # what a metric may be called
-MOST_METRICS, LONGEST_FAULT = 100, 500
+MOST_METRICS, LONGEST_METRIC, LONGEST_FAULT = 100, 60, 500
 
 log = logging.getLogger("pfedla")
 T = TypeVar("T", bool, int, str)
@@ -122,7 +120,7 @@ def evaluation(content: RecordDict, objective: Objective) -> Evaluation:
         values = {str(metric): value for metric, value in record.items()}
         numbers = {metric: float(x) if isinstance(x, int | float) else math.nan for metric, x in values.items()}
         scores = {metric: x if math.isfinite(x) else math.nan for metric, x in numbers.items()}
-        if len(scores) > MOST_METRICS or not all(map(METRIC.fullmatch, scores)):
+        if len(scores) > MOST_METRICS or any(not x.isprintable() or len(x) > LONGEST_METRIC for x in scores):
             raise ValueError(f"its {name} scores have names that no metrics have")
         headline = scores.get(objective.headline, math.nan)
         if objective.percent and not math.isnan(headline) and not 0 <= headline <= 1:

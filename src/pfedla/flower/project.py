@@ -22,7 +22,7 @@ import tomli_w
 
 from pfedla.client import Setting
 from pfedla.data.datasets import load_dataset
-from pfedla.errors import ConfigError, PfedlaError, RunError, nearest
+from pfedla.errors import ConfigError, DataError, PfedlaError, RunError, nearest
 from pfedla.fleet import SimulatedFleet
 from pfedla.flower.certificates import write_certificates, write_key
 from pfedla.flower.deployment import CONFIG, Deploy, Deployment
@@ -30,7 +30,7 @@ from pfedla.ledger import Ledger
 from pfedla.models import check_model
 from pfedla.pool import local_pool
 from pfedla.randomness import stream
-from pfedla.rounds import Server, participants, run_round
+from pfedla.rounds import Server, evaluate, participants, run_round
 from pfedla.training import ClientData
 from pfedla.version import __version__
 
@@ -165,8 +165,8 @@ def _readme(sites: Sequence[str], address: str, port: int, *, insecure: bool) ->
         note = (
             "**The certificates and keys here were made for a trial, valid for 90 days, and the authority's key "
             "(`server/ca.key`) lies unprotected beside them. For data that matter, have your own authority sign the "
-            "server's certificate, let every site make its own key (`ssh-keygen -t ecdsa -b 384 -f key`) and send you "
-            "`key.pub` alone.**"
+            "server's certificate, which must be for 127.0.0.1 beside its name, let every site make its own key "
+            "(`ssh-keygen -t ecdsa -b 384 -f key`) and send you `key.pub` alone.**"
         )
         superlink = (
             "--ssl-ca-certfile ca.crt --ssl-certfile server.pem --ssl-keyfile server.key --enable-supernode-auth"
@@ -293,6 +293,8 @@ def check(folder: Path, only: Sequence[str] = ()) -> list[str]:
         place = folder / "sites" / site
         if only and site not in only:
             continue
+        if only and not place.is_dir():
+            raise DataError(f"site {site}: there is no folder {place}")
         if not place.is_dir():
             found.append(f"site {site}: it has no folder here; its data are not checked")
             continue
@@ -319,6 +321,7 @@ def _dry_round(setting: Setting, data: dict[int, ClientData]) -> str:
     server = Server(state, Ledger(quick.spec.names), coding=quick.coding)
     with contextlib.closing(SimulatedFleet(quick, data, local_pool(quick, data, 0))) as fleet:
         refused = run_round(quick.algorithm, server, fleet, range(n))
+        evaluate(quick.algorithm, server.state, fleet, n, server.t, server.coding)
     if refused:
         raise RunError("; ".join(refused.values()))
     down, up = server.ledger.down / n, server.ledger.up / n

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import time
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flwr.app import Message, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from torch import nn
 
@@ -19,7 +21,7 @@ from pfedla.layers import LayerSpec, tensors_of
 from pfedla.tensorfile import checksum
 from pfedla.version import __version__
 
-__all__ = ["Roster", "first_values", "outline", "signed"]
+__all__ = ["Roster", "first_values", "identity", "outline"]
 
 PAUSE = 1.0  # seconds between two looks for nodes
 AGAIN = 30.0  # seconds after which a node that cannot take part is asked again
@@ -34,9 +36,10 @@ def outline(spec: LayerSpec, template: nn.Module) -> str:
     return json.dumps({"names": list(spec.names), "slots": slots, "tensors": tensors}, sort_keys=True)
 
 
-def signed(node: int) -> int:
-    """Return a node's number, which has 64 bits and no sign, as a checkpoint holds it."""
-    return node - 2**64 if node >= 2**63 else node
+def identity(node: NodeInfo) -> int:
+    """Return what a node is known by when it comes back, 64 bits for a checkpoint: its key, else its number."""
+    known = node.public_key or node.node_id.to_bytes(8, "big")
+    return int.from_bytes(hashlib.sha256(known).digest()[:8], "big", signed=True)
 
 
 def first_values(template: nn.Module) -> int:
@@ -78,6 +81,7 @@ class Roster:
         self.grid, self.sites, self.like, self.accept = grid, tuple(sites), spec.read(template), accept
         self.nodes: dict[int, int] = {}  # client -> node
         self.examples: dict[int, int] = {}  # client -> training examples, 0 if it does not tell
+        self.identities = [0] * len(self.sites)  # by client, 0 where none is known
         self.refused: dict[int, str] = {}  # node -> why it is none of the sites
         self._faulty: dict[int, tuple[int, str, float]] = {}  # node -> client, why it cannot take part, until when
         self._outline, self._first = outline(spec, template), first_values(template)
@@ -123,7 +127,7 @@ class Roster:
                 log.warning("node %d was asked for its name: %s", node, reply)
             elif reply.has_error():
                 log.warning("node %d was asked: %s", node, plain(reply.error.reason or str(reply.error.code)))
-            elif reply.metadata.src_node_id == node and (why := self._enter(node, here[node].name, reply, set(here))):
+            elif reply.metadata.src_node_id == node and (why := self._enter(here[node], reply, set(here))):
                 self.refused[node] = why
                 log.warning("node %d is refused: %s", node, why)
         return set(here)
@@ -131,12 +135,14 @@ class Roster:
     def why(self, client: int) -> str:
         """Say why a site is not there."""
         faults = [fault for found, fault, _ in self._faulty.values() if found == client]
-        return faults[0] if faults else "it is not connected"
+        return faults[0] if faults else "it is not connected, or has not said yet who it is"
 
-    def recognize(self, nodes: Sequence[int]) -> None:
-        """Refuse sites that are not the nodes, by client, that they were; 0 where none is known."""
-        for client, node in self.nodes.items():
-            if self._registered and nodes[client] and nodes[client] != signed(node):
+    def recognize(self, identities: Sequence[int]) -> None:
+        """Refuse sites that are not, by client, who they were, now and when they come; 0 where nobody is known."""
+        for client, known in enumerate(identities):
+            if client not in self.nodes:
+                self.identities[client] = known
+            elif self._registered and known and known != self.identities[client]:
                 self._replaced(client)
 
     def wait(self, clients: Sequence[int], patience: float) -> None:
@@ -148,8 +154,9 @@ class Roster:
                 return
             time.sleep(PAUSE)
 
-    def _enter(self, node: int, registered: str, reply: Message, here: set[int]) -> str | None:
+    def _enter(self, info: NodeInfo, reply: Message, here: set[int]) -> str | None:
         """Write a node in, or return why it is refused."""
+        node, registered = info.node_id, info.name
         try:
             name, theirs = field(reply.content, "site", str), field(reply.content, "outline", str)
             first, examples = field(reply.content, "first", int), field(reply.content, "examples", int)
@@ -172,17 +179,17 @@ class Roster:
             return None
         if different := _difference(self._outline, theirs):
             return f"site {name} has another model than the server: {different}"
-        if client in self.nodes:
-            if self.nodes[client] in here:
-                return f"there are two nodes of the name {name}"
-            if self._registered:
-                try:
-                    self._replaced(client)
-                except RunError as error:
-                    return str(error)
+        if self.nodes.get(client) in here:
+            return f"there are two nodes of the name {name}"
+        if self._registered and self.identities[client] not in (0, identity(info)):
+            try:
+                self._replaced(client)
+            except RunError as error:
+                return str(error)
         if first != self._first:
             log.warning("site %s starts from other values than the server: is its random generator another one?", name)
-        self.nodes[client], self.examples[client] = node, max(0, examples)
+        self.nodes[client], self.identities[client] = node, identity(info)
+        self.examples[client] = max(0, examples)
         log.info("site %s is client %d", name, client)
         return None
 

@@ -41,7 +41,9 @@ def fault(why: str, site: str = "") -> RecordDict:
 
 
 class LostError(PfedlaError):
-    """The site does not have what the server takes it to keep."""
+    """The site does not have what the server takes it to keep; it may have what is `newer`."""
+
+    newer = False
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class Site:
             return self._play(done, asked, payload(message.content))
         except LostError as error:
             log.warning("%s", error)
-            return answer(fault=str(error), lost=True)
+            return answer(fault=str(error), lost=True, newer=error.newer)
         except (ConfigError, DataError, ModelError) as error:  # words of the site's own code may be among it
             log.error("%s", error)
             return fault("its code, data or model cannot be used; its own log says why", self.name)
@@ -121,9 +123,12 @@ class Site:
         first = self.setting.enroll()
         if not asked.version:
             return first
-        found = Vault(self.state, asked.run, self.name).read(asked.version, first)
+        vault = Vault(self.state, asked.run, self.name)
+        found = vault.read(asked.version, first)
         if found is None:
-            raise LostError(f"it does not have what it kept after round {asked.version} any more")
+            error = LostError(f"it does not have what it kept after round {asked.version} any more")
+            error.newer = any(version > asked.version for version in vault.versions())
+            raise error
         return found
 
     def _play(self, kind: str, asked: Order, sent: bytes) -> RecordDict:
@@ -149,9 +154,10 @@ class Site:
         """Write the personalized model where its owner finds it, and beside what it keeps of this run."""
         module = self.setting.spec.build(self.setting.template, model)
         tensors = {name: tensor.contiguous() for name, tensor in module.state_dict().items()}
-        path = self.state / MODEL
+        path, vault = self.state / MODEL, Vault(self.state, asked.run, self.name)
+        vault.claim()
         content = to_safetensors(tensors, {"site": self.name, "run": asked.run, "round": str(asked.t)})
-        for place in (Vault(self.state, asked.run, self.name).folder / MODEL, path):
+        for place in (vault.folder / MODEL, path):
             place.parent.mkdir(parents=True, exist_ok=True)
             with durably(place) as file:
                 file.write(content)

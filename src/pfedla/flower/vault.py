@@ -25,6 +25,7 @@ from pfedla.errors import RunError
 __all__ = ["Vault", "durably"]
 
 EARLIER = 2  # versions before the latest that the server took: its checkpoint before the latest may need them
+MOST = 10  # versions where the server has taken none
 OWNER = "site"
 NAME = re.compile(r"round-(\d{8})\.safetensors")
 
@@ -37,7 +38,7 @@ class Vault:
     def __init__(self, folder: Path, run: str, site: str) -> None:
         if not re.fullmatch(r"[0-9a-f]{8,64}", run):
             raise RunError(f"the server names a run {run[:80]!r}, which cannot be one")
-        self.folder, self.site = folder / run, site
+        self.state, self.folder, self.site = folder, folder / run, site
 
     def versions(self) -> list[int]:
         """Return the rounds of which there is something, in ascending order."""
@@ -67,33 +68,33 @@ class Vault:
         """Keep what was trained in a round, beside what the server has `taken`; remove what nobody can ask for.
 
         What is newer stays: the server may have gone back to a checkpoint by mistake. Where it takes the site to have
-        nothing, everything does.
+        nothing, the latest do.
         """
         tensors = {name: tensor.contiguous() for name, tensor in tree.flatten(kept).items()}
         checksums = {name: tensorfile.checksum(tensor) for name, tensor in tensors.items()}
         try:
+            self.claim()
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._claim()
             with durably(self._path(version)) as file:
                 tensorfile.write(file, tensors, {"checksums": json.dumps(checksums), "site": self.site})
             before = [found for found in self.versions() if found < taken]
             between = [found for found in self.versions() if taken < found < version]
-            for old in [*before[:-EARLIER], *between] if taken else ():
+            for old in [*before[:-EARLIER], *between] if taken else self.versions()[:-MOST]:
                 self._path(old).unlink(missing_ok=True)
         except OSError as error:
             log.error("cannot write to %s: %s", self.folder, error)
             raise RunError(f"it cannot keep what it trained: {error.strerror}") from error
 
-    def _claim(self) -> None:
-        """Write down whose folder this is; refuse another site's."""
-        path = self.folder / OWNER
-        try:
-            with path.open("x") as file:
-                file.write(self.site)
-        except FileExistsError:
-            if (owner := path.read_text()) != self.site:
-                log.error("%s is site %s's", self.folder, owner[:80])
-                raise RunError("its state folder is another site's: every site needs one of its own") from None
+    def claim(self) -> None:
+        """Write down whose state folder this is; refuse another site's."""
+        path = self.state / OWNER
+        if not path.exists() or not path.read_text():
+            self.state.mkdir(parents=True, exist_ok=True)
+            with durably(path) as file:
+                file.write(self.site.encode())
+        if (owner := path.read_text()) != self.site:
+            log.error("%s is site %s's", self.state, owner[:80])
+            raise RunError("its state folder is another site's: every site needs one of its own")
 
     def _path(self, version: int) -> Path:
         return self.folder / f"round-{version:08d}.safetensors"
