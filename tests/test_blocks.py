@@ -1,4 +1,4 @@
-"""Batch norm, pooling and ReLU in one: the same as torch's operations, with the same gradients."""
+"""Convolutions, pooling with ReLU, and with batch norm: the same as torch's operations, with the same gradients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pfedla import kernels
-from pfedla.blocks import NormPoolReLU, PoolReLU
+from pfedla.blocks import Conv2d, NormPoolReLU, PoolReLU
 from pfedla.layers import LayerSpec
 
 LEVELS = kernels.available()
@@ -80,6 +80,104 @@ def test_pooling_before_relu_is_relu_before_pooling() -> None:
 
 
 @pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_pooling_with_relu_is_torchs_to_the_bit(shape: tuple[int, int, int, int]) -> None:
+    x, y = ((images(*shape) - 5).requires_grad_() for _ in range(2))
+    found, wanted = PoolReLU()(x), functional.max_pool2d(y, 2).relu()
+    assert type(found.grad_fn).__name__ == "_PoolReLUBackward"
+    out = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(1))
+    found.backward(out)
+    wanted.backward(out)
+    assert x.grad is not None
+    assert y.grad is not None
+    assert torch.equal(found, wanted)
+    assert torch.equal(x.grad, y.grad)
+
+
+@pytest.mark.usefixtures("level")
+def test_pooling_takes_values_that_are_not_finite_as_torch_does() -> None:
+    x, y = (images(2, 16, 5, 4).index_fill_(2, torch.tensor([2]), torch.inf).requires_grad_() for _ in range(2))
+    PoolReLU()(x).sum().backward()
+    functional.max_pool2d(y, 2).relu().sum().backward()
+    assert x.grad is not None
+    assert y.grad is not None
+    assert torch.equal(x.grad, y.grad)
+
+
+CONVOLUTIONS = [  # images, channels in and out, height, width, height and width of kernels
+    (32, 3, 16, 12, 14, 5, 5),
+    (13, 16, 32, 14, 14, 5, 5),
+    (1, 32, 48, 3, 9, 3, 2),
+    (7, 1, 16, 8, 5, 2, 5),
+    (2, 48, 16, 1, 1, 1, 1),
+    (25, 16, 16, 4, 30, 1, 7),
+]
+
+
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("sizes", CONVOLUTIONS)
+def test_convolutions_and_their_gradients_are_those_of_torch_in_double_precision(sizes: tuple[int, ...]) -> None:
+    n, before, after, height, width, rows, columns = sizes
+    ours = Conv2d(before, after, (rows, columns))
+    exact = nn.Conv2d(before, after, (rows, columns)).double()
+    exact.load_state_dict(ours.state_dict())
+    x = images(n, before, height, width).requires_grad_(before % 16 == 0)
+    y = x.detach().double().requires_grad_(x.requires_grad)
+    found, wanted = ours(x), exact(y)
+    assert type(found.grad_fn).__name__ == "_Conv2dBackward"
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    out = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(1))
+    found.backward(out)
+    wanted.backward(out.double())
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-4)
+    if x.requires_grad:
+        assert x.grad is not None
+        assert y.grad is not None
+        torch.testing.assert_close(x.grad.double(), y.grad, rtol=1e-5, atol=1e-4)
+    for name, value in exact.named_parameters():
+        mine = ours.get_parameter(name).grad
+        assert mine is not None
+        assert value.grad is not None
+        torch.testing.assert_close(mine.double(), value.grad, rtol=1e-5, atol=2e-5 * float(value.grad.abs().max()))
+
+
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("sizes", [sizes for sizes in CONVOLUTIONS if sizes[1] % 16 == 0])
+@pytest.mark.parametrize("share", [0.3, 0.4], ids=["sparse", "dense"])  # of gradients that are not 0; the limit is 1/3
+def test_gradients_that_are_mostly_zero_pass_through_convolutions_as_others_do(
+    sizes: tuple[int, ...], share: float
+) -> None:
+    n, before, after, height, width, *rest = sizes
+    kernel = (rest[0], rest[1])
+    ours, exact = Conv2d(before, after, kernel), nn.Conv2d(before, after, kernel).double()
+    exact.load_state_dict(ours.state_dict())
+    x = images(n, before, height, width).requires_grad_()
+    y = x.detach().double().requires_grad_()
+    found, wanted = ours(x), exact(y)
+    out = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(1))
+    out[torch.rand(wanted.shape, generator=torch.Generator().manual_seed(2)) > share] = 0
+    found.backward(out)
+    wanted.backward(out.double())
+    for mine, theirs in ((x, y), *zip(ours.parameters(), exact.parameters(), strict=True)):
+        assert mine.grad is not None
+        assert theirs.grad is not None
+        torch.testing.assert_close(mine.grad.double(), theirs.grad, rtol=1e-4, atol=1e-4 * (1 + len(x)))
+
+
+@pytest.mark.usefixtures("level")
+def test_convolutions_change_none_of_their_arguments_and_repeat_to_the_bit() -> None:
+    ours, x = Conv2d(16, 32, 3), images(9, 16, 8, 8)
+    before, found = [value.clone() for value in (x, *ours.parameters())], []
+    for _ in range(2):
+        ours.zero_grad()
+        y = ours(x)
+        y.square().sum().backward()
+        found.append([y.detach(), *(value.grad for value in ours.parameters())])
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(before, (x, *ours.parameters()), strict=True))
+
+
+@pytest.mark.usefixtures("level")
 def test_equal_values_in_a_window_get_the_gradient_once() -> None:
     x, y = (torch.ones(4, 16, 4, 4).to(memory_format=torch.channels_last).requires_grad_() for _ in range(2))
     ours, theirs = block(16), norm(16)
@@ -120,15 +218,16 @@ def test_a_mean_far_from_zero_costs_no_precision() -> None:
     torch.testing.assert_close(block(16)(x), by_torch(x.double(), norm(16).double()).float(), rtol=1e-3, atol=5e-3)
 
 
-def loop_runs(x: Tensor, block: NormPoolReLU) -> bool:
+def loop_runs(x: Tensor, block: nn.Module) -> bool:
     called = []
 
     def loop(x: Tensor, *_: object) -> Tensor:
         called.append(True)
-        return functional.max_pool2d(x, 2)
+        return x
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "norm_pool_relu", loop)
+        for name in ("norm_pool_relu", "pool_relu", "conv2d"):
+            patch.setattr(kernels, name, loop)
         block(x)
     return bool(called)
 
@@ -150,6 +249,32 @@ def test_what_the_loop_is_not_made_for_is_left_to_torch() -> None:
         assert not loop_runs(x, block(16))
     finally:
         torch.set_num_threads(1)
+
+
+def test_convolutions_that_the_loop_is_not_made_for_are_left_to_torch() -> None:
+    x = images(4, 16, 6, 6)
+    assert loop_runs(x, Conv2d(16, 32, 3)) is bool(LEVELS)
+    assert loop_runs(x, Conv2d(16, 32, 3, padding="valid")) is bool(LEVELS)
+    assert loop_runs(x[:, :3].contiguous(memory_format=torch.channels_last), Conv2d(3, 16, 5)) is bool(LEVELS)
+    narrow = x[:, :3].contiguous(memory_format=torch.channels_last).requires_grad_()
+    assert not loop_runs(narrow, Conv2d(3, 16, 5))
+    assert not loop_runs(x.contiguous(), Conv2d(16, 32, 3))
+    assert not loop_runs(x.double(), Conv2d(16, 32, 3).double())
+    assert not loop_runs(x[0], Conv2d(16, 32, 3))
+    assert not loop_runs(x, Conv2d(16, 24, 3))
+    for settings in ({"stride": 2}, {"padding": 1}, {"dilation": 2}, {"groups": 2}, {"bias": False}):
+        assert not loop_runs(x, Conv2d(16, 32, 3, **settings))
+    with kernels.switch(kernels.OFF):
+        assert not loop_runs(x, Conv2d(16, 32, 3))
+        assert not loop_runs(x, PoolReLU())
+    assert loop_runs(x, PoolReLU()) is bool(LEVELS)
+    assert not loop_runs(x[:, :8].contiguous(memory_format=torch.channels_last), PoolReLU())
+
+
+def test_images_that_a_convolution_cannot_take_are_refused_as_by_torch() -> None:
+    for x in (images(4, 16, 2, 6), images(4, 32, 6, 6)):
+        with pytest.raises(RuntimeError):
+            Conv2d(16, 32, 3)(x)
 
 
 @pytest.mark.parametrize("settings", [{"affine": False}, {"momentum": None}, {"track_running_stats": False}])

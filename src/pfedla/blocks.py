@@ -8,9 +8,41 @@ from torch.nn import functional
 
 from pfedla import kernels
 
-__all__ = ["NormPoolReLU", "PoolReLU"]
+__all__ = ["Conv2d", "NormPoolReLU", "PoolReLU"]
 
 CHANNELS = 16  # the loops take so many at once
+
+
+class Conv2d(nn.Conv2d):
+    """Convolution of images: on one core, with a stride of 1 and without padding, a compiled loop.
+
+    It is torch's `Conv2d` with the same settings and parameters. What the loops are not made for (other precisions,
+    memory formats and devices, more than one thread) is left to torch.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `conv2d(x, weight, bias)`."""
+        if torch.jit.is_scripting():
+            out: Tensor = self._conv_forward(x, self.weight, self.bias)
+            return out
+        else:  # noqa: RET505 (what stands after a return would be compiled)
+            return self._quick(x)
+
+    @torch.jit.unused
+    def _quick(self, x: Tensor) -> Tensor:
+        bias, (rows, columns) = self.bias, self.kernel_size
+        plain = self.stride == self.dilation == (1, 1) and self.padding in ("valid", (0, 0)) and self.groups == 1
+        if (
+            bias is None
+            or not (plain and _loops_for(x, self.weight))
+            or self.out_channels % CHANNELS
+            or x.shape[1] != self.in_channels
+            or x.shape[2] < rows
+            or x.shape[3] < columns
+            or (x.requires_grad and self.in_channels % CHANNELS)
+        ):
+            return super().forward(x)
+        return kernels.conv2d(x, self.weight, bias)
 
 
 class PoolReLU(nn.Module):
@@ -18,6 +50,15 @@ class PoolReLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `relu(max_pool2d(x, 2))`."""
+        if torch.jit.is_scripting():
+            return functional.max_pool2d(x, 2).relu()
+        else:  # noqa: RET505
+            return self._quick(x)
+
+    @torch.jit.unused
+    def _quick(self, x: Tensor) -> Tensor:
+        if _loops_for(x, x) and _pools(x):
+            return kernels.pool_relu(x)
         return functional.max_pool2d(x, 2).relu()
 
 
@@ -61,16 +102,27 @@ class NormPoolReLU(nn.BatchNorm2d):
     def _fits(self, x: Tensor) -> bool:
         """Say whether there are loops for images like these."""
         return (
-            not torch.compiler.is_compiling()
-            and kernels.level() != kernels.OFF
-            and x.dim() == 4
+            _loops_for(x, x)
+            and _pools(x)
             and x.shape[1] == self.num_features
-            and x.shape[1] % CHANNELS == 0
-            and min(x.shape) > 0
-            and min(x.shape[2:]) > 1
-            and x.dtype == torch.float32
-            and x.device.type == "cpu"
-            and x.is_contiguous(memory_format=torch.channels_last)
             and (self.training or not torch.is_grad_enabled())
-            and torch.get_num_threads() == 1
         )
+
+
+def _loops_for(x: Tensor, weight: Tensor) -> bool:
+    """Say whether loops can run here, on tensors like these."""
+    return (
+        not torch.compiler.is_compiling()
+        and kernels.level() != kernels.OFF
+        and x.dim() == 4
+        and min(x.shape) > 0
+        and x.dtype == weight.dtype == torch.float32
+        and x.device.type == weight.device.type == "cpu"
+        and x.is_contiguous(memory_format=torch.channels_last)
+        and torch.get_num_threads() == 1
+    )
+
+
+def _pools(x: Tensor) -> bool:
+    """Say whether the loops can pool images of this shape."""
+    return x.shape[1] % CHANNELS == 0 and min(x.shape[2:]) > 1

@@ -1,7 +1,8 @@
-"""A compiled loop for batch norm, pooling and ReLU, for processors with AVX2 or AVX-512, where GCC built the package.
+"""Compiled loops for small convolutions, batch norm, pooling and ReLU, for processors with AVX2 or AVX-512.
 
-Where it is called, torch's operations that give the same but for rounding stand beside it: they run on other machines
-and devices and in other precisions. `PFEDLA_KERNELS=off` in the environment switches the loop off.
+They are there where GCC built the package. Where they are called, torch's operations that give the same but for
+rounding stand beside them: they run on other machines and devices and in other precisions. `PFEDLA_KERNELS=off` in
+the environment switches the loops off.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ try:
 except ImportError:  # built without it
     _levels = ()
 
-__all__ = ["OFF", "available", "choose", "level", "norm_pool_relu", "switch"]
+__all__ = ["OFF", "available", "choose", "conv2d", "level", "norm_pool_relu", "pool_relu", "switch"]
 
 OFF = "off"
 VARIABLE = "PFEDLA_KERNELS"
@@ -110,6 +111,67 @@ class _NormPoolReLU(torch.autograd.Function):
         found = torch.empty_like(x), torch.empty_like(others[0]), torch.empty_like(others[0])
         _compiled.norm_backward(x.data_ptr(), _shape(x), *_addresses(*others, grad, *found))
         return (*found, None, None, None, None)
+
+
+def pool_relu(x: Tensor) -> Tensor:
+    """Return `relu(max_pool2d(x, 2))` of images that are channels-last, their channels a multiple of 16."""
+    apply: Callable[..., Tensor] = _PoolReLU.apply
+    return apply(x)
+
+
+class _PoolReLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        out, best = _pooled(x), _pooled(x)
+        _compiled.pool_forward(x.data_ptr(), _shape(x), *_addresses(out, best))
+        ctx.save_for_backward(x, out, best)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        x, out, best = ctx.saved_tensors
+        grad, found = grad.contiguous(memory_format=torch.channels_last), torch.empty_like(x)
+        _compiled.pool_backward(x.data_ptr(), _shape(x), *_addresses(out, best, grad, found))
+        return found
+
+
+def conv2d(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return `conv2d(x, weight, bias)`: stride 1, no padding.
+
+    Images are channels-last. Output channels are a multiple of 16; so are input channels, if `x` needs a gradient.
+    """
+    apply: Callable[..., Tensor] = _Conv2d.apply
+    return apply(x, weight, bias)
+
+
+class _Conv2d(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        (n, _, h, w), (channels, _, rows, columns) = x.shape, weight.shape
+        out = torch.empty((n, channels, h - rows + 1, w - columns + 1), memory_format=torch.channels_last)
+        weight = weight.contiguous()
+        sizes = (*_shape(x), channels, rows, columns)
+        _compiled.conv_forward(x.data_ptr(), sizes, *_addresses(weight, bias, out))
+        ctx.save_for_backward(x, weight, bias)
+        ctx.sizes = sizes
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+        x, weight, bias = ctx.saved_tensors
+        grad = grad.contiguous(memory_format=torch.channels_last)
+        to_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
+        to_weight, to_bias = torch.empty_like(weight), torch.empty_like(bias)
+        _compiled.conv_backward(
+            x.data_ptr(),
+            ctx.sizes,
+            *_addresses(weight, grad),
+            0 if to_x is None else to_x.data_ptr(),
+            *_addresses(to_weight, to_bias),
+        )
+        return to_x, to_weight, to_bias
 
 
 def _pooled(x: Tensor) -> Tensor:

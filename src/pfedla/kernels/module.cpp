@@ -1,5 +1,6 @@
-// Batch norm, pooling and ReLU in one. `loops.inc` holds the loops, compiled for two instruction sets of x86-64; the
-// best that the processor has is chosen when the module is loaded. Elsewhere `levels()` is empty.
+// Convolutions, and pooling with ReLU, and with batch norm, in one. `loops.inc` holds the loops, compiled for two
+// instruction sets of x86-64; the best that the processor has is chosen when the module is loaded. Elsewhere `levels()`
+// is empty.
 //
 // Functions take addresses and sizes and trust them: `pfedla.kernels` checks what it passes. Nothing is allocated for
 // the caller, and the interpreter's lock is given up meanwhile.
@@ -11,14 +12,22 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 namespace {
 
-constexpr long RUN = 64;  // pixels that are summed up in single precision
+constexpr long RUN = 64;   // pixels that are summed up in single precision
+constexpr int BLOCK = 16;  // channels that lie side by side in packed weights
 
 struct Shape {
     long n, h, w, c;
+};
+
+struct Conv {  // of images (n, h, w, c) with kernels (out, c, kh, kw), without padding
+    long n, h, w, c, out, kh, kw;
+    long rows() const { return h - kh + 1; }
+    long columns() const { return w - kw + 1; }
 };
 
 struct Loops {  // one instruction set's
@@ -28,9 +37,13 @@ struct Loops {  // one instruction set's
     void (*passed)(const float *, const float *, const float *, long, long, double *, double *);
     void (*spread)(const float *, Shape, const float *, const float *, const float *, const float *, const float *,
                    const float *, float *);
+    void (*conv)(const float *, Conv, const float *, const float *, float *);
+    void (*conv_weights)(const float *, Conv, const float *, float *, float *);
+    void (*conv_input)(Conv, const float *, const float *, float *);
+    void (*conv_sparse)(const float *, Conv, const float *, const float *, float *, float *, float *);
 };
 
-#define LOOPS(name) {#name, moments, norm_pool, passed, spread}
+#define LOOPS(name) {#name, moments, norm_pool, passed, spread, conv, conv_weights, conv_input, conv_sparse}
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #pragma GCC push_options
@@ -152,11 +165,93 @@ PyObject *norm_backward(PyObject *, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+PyObject *pool_forward(PyObject *, PyObject *args) {
+    Address x, out, best;
+    Shape s;
+    if (!PyArg_ParseTuple(args, "K(llll)KK", &x, &s.n, &s.h, &s.w, &s.c, &out, &best)) return nullptr;
+    Py_BEGIN_ALLOW_THREADS;
+    const std::vector<float> scale(s.c, 1), shift(s.c, 0);
+    loops->norm_pool(at<float>(x), s, &scale[0], &shift[0], at<float>(out), at<float>(best));
+    Py_END_ALLOW_THREADS;
+    Py_RETURN_NONE;
+}
+
+PyObject *pool_backward(PyObject *, PyObject *args) {
+    Address x, out, best, grad, to_x;
+    Shape s;
+    if (!PyArg_ParseTuple(args, "K(llll)KKKK", &x, &s.n, &s.h, &s.w, &s.c, &out, &best, &grad, &to_x)) return nullptr;
+    Py_BEGIN_ALLOW_THREADS;
+    loops->spread(at<float>(x), s, at<float>(out), at<float>(best), at<float>(grad), nullptr, nullptr, nullptr,
+                  at<float>(to_x));
+    Py_END_ALLOW_THREADS;
+    Py_RETURN_NONE;
+}
+
+// Call work(place in torch's weights, place in packed ones): the latter are (blocks of channels, kh, kw, the other
+// channels, `block`), and blocks are of output channels, or of input channels `by_input`.
+template <typename Work>
+void packing(const Conv &s, long block, bool by_input, const Work &work) {
+    const long kernel = s.kh * s.kw;
+    for (long o = 0; o < s.out; o++)
+        for (long c = 0; c < s.c; c++) {
+            const long blocked = by_input ? c : o, other = by_input ? o : c, others = by_input ? s.out : s.c;
+            long place = (blocked / block * kernel * others + other) * block + blocked % block;
+            for (long tap = 0; tap < kernel; tap++, place += others * block) work((o * s.c + c) * kernel + tap, place);
+        }
+}
+
+std::vector<float> packed(const Conv &s, long block, bool by_input, const float *weights) {
+    std::vector<float> found(s.out * s.c * s.kh * s.kw);
+    packing(s, block, by_input, [&](long here, long there) { found[there] = weights[here]; });
+    return found;
+}
+
+PyObject *conv_forward(PyObject *, PyObject *args) {
+    Address x, weight, bias, out;
+    Conv s;
+    if (!PyArg_ParseTuple(args, "K(lllllll)KKK", &x, &s.n, &s.h, &s.w, &s.c, &s.out, &s.kh, &s.kw, &weight, &bias,
+                          &out))
+        return nullptr;
+    Py_BEGIN_ALLOW_THREADS;
+    loops->conv(at<float>(x), s, packed(s, BLOCK, false, at<float>(weight)).data(), at<float>(bias), at<float>(out));
+    Py_END_ALLOW_THREADS;
+    Py_RETURN_NONE;
+}
+
+PyObject *conv_backward(PyObject *, PyObject *args) {
+    Address x, weight, grad, to_x, to_weight, to_bias;
+    Conv s;
+    if (!PyArg_ParseTuple(args, "K(lllllll)KKKKK", &x, &s.n, &s.h, &s.w, &s.c, &s.out, &s.kh, &s.kw, &weight, &grad,
+                          &to_x, &to_weight, &to_bias))
+        return nullptr;
+    Py_BEGIN_ALLOW_THREADS;
+    const float *images = at<float>(x), *weights = at<float>(weight), *dy = at<float>(grad);
+    float *dx = at<float>(to_x), *bias = at<float>(to_bias);
+    const long values = s.n * s.rows() * s.columns() * s.out;
+    const bool sparse = s.kw * s.c % BLOCK == 0 && std::count(dy, dy + values, 0.0f) > 2 * values / 3;
+    std::vector<float> found(s.out * s.c * s.kh * s.kw);
+    std::fill_n(bias, s.out, 0.0f);
+    if (sparse) {
+        if (dx) std::fill_n(dx, s.n * s.h * s.w * s.c, 0.0f);
+        loops->conv_sparse(images, s, packed(s, 1, false, weights).data(), dy, &found[0], bias, dx);
+    } else {
+        loops->conv_weights(images, s, dy, &found[0], bias);
+        if (dx) loops->conv_input(s, packed(s, BLOCK, true, weights).data(), dy, dx);
+    }
+    packing(s, sparse ? 1 : BLOCK, false, [&](long here, long there) { at<float>(to_weight)[here] = found[there]; });
+    Py_END_ALLOW_THREADS;
+    Py_RETURN_NONE;
+}
+
 PyMethodDef methods[] = {
     {"levels", levels, METH_NOARGS, "Return the instruction sets that this processor has loops for, the best first."},
     {"use", use, METH_VARARGS, "Take the loops for another of `levels()`."},
     {"norm_forward", norm_forward, METH_VARARGS, "Batch norm, 2x2 max-pooling and ReLU."},
     {"norm_backward", norm_backward, METH_VARARGS, "Gradients of norm_forward in training."},
+    {"pool_forward", pool_forward, METH_VARARGS, "2x2 max-pooling and ReLU."},
+    {"pool_backward", pool_backward, METH_VARARGS, "Gradient of pool_forward."},
+    {"conv_forward", conv_forward, METH_VARARGS, "Convolution without padding."},
+    {"conv_backward", conv_backward, METH_VARARGS, "Gradients of conv_forward."},
     {nullptr, nullptr, 0, nullptr},
 };
 
