@@ -1,4 +1,4 @@
-"""The compiled loop: whether it is there, and how it is chosen; `test_blocks.py` compares it with torch."""
+"""The compiled loops: whether they are there, and how they are chosen; `test_blocks.py` compares them with torch."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ _seeds = click.option("--seeds", type=click.IntRange(min=1), default=1, help="Ho
 
 def _version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted:
-        _say(f"pfedla, version {__version__} (compiled loop: {kernels.level()})")
+        _say(f"pfedla, version {__version__} (compiled loops: {kernels.level()})")
         context.exit()
 
 
