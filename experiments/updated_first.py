@@ -1,9 +1,11 @@
-"""pFedLA with the lines of Algorithm 1 in the order in which they are printed: θ first (7), then v and ψ (8).
+r"""pFedLA with the lines of Algorithm 1 in the order in which they are printed: θ first (7), then v and ψ (8).
 
 Eqs. 10-11 then take the inner products of Δθ with the models *after* the round. By the chain rule it must be those
-before it, which θ̄ was mixed from; that is what `pfedla` does. docs/paper.md has the difference.
+before it, which θ̄ was mixed from; that is what `pfedla` does. From the repository's root, with the printed step:
 
-    pfedla compare experiments/methods-cifar10-non-iid-1.toml -a pfedla -a experiments.updated_first:UpdatedFirst
+    pfedla compare experiments/methods-cifar10-non-iid-1.toml --results results/updated-first-cifar10-non-iid-1.json \
+        -a pfedla,hyper_optimizer=sgd,hyper_lr=1.0 \
+        -a experiments.updated_first:UpdatedFirst,hyper_optimizer=sgd,hyper_lr=1.0
 """
 
 from dataclasses import dataclass

@@ -20,6 +20,8 @@ from click.testing import CliRunner
 import pfedla
 from experiments import pages
 from pfedla import cli
+from pfedla.algorithms import ALGORITHMS
+from pfedla.algorithms.pfedla import Hypernetworks
 from pfedla.comparison import parse_variant
 from pfedla.config import Experiment, merge, read_tables
 from pfedla.data.federation import Data
@@ -156,6 +158,28 @@ def test_names_of_functions_and_tests_in_the_docs_exist(page: Path) -> None:
     sources = "\n".join(path.read_text() for folder in ("src", "tests") for path in (ROOT / folder).rglob("*.py"))
     for name in set(re.findall(r"`(test_\w+)`", page.read_text())) - set(names_of(Data)):
         assert f"def {name}(" in sources, name
+
+
+SETTING = re.compile(r"`(\w+)` = (?:`(\w+)` = )?(-?\d[\d.]*|true|false|fo|adam|two)(?=[\s,;)]|$)(?! /)")
+
+
+def test_the_table_of_methods_has_every_method_and_its_defaults() -> None:
+    text = (ROOT / "docs" / "algorithms.md").read_text().partition("| name |")[2].partition("\n\n")[0]
+    named, compared = set[str](), 0
+    for line in text.splitlines()[2:]:
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        methods = re.findall(r"`([\w-]+)`", cells[0])
+        named |= set(methods)
+        for one, another, value in SETTING.findall(cells[-1].replace("10⁴", "10000")):
+            for method, name in itertools.product(methods, filter(None, (one, another))):
+                made = ALGORITHMS[method]()
+                default = getattr(made, name)
+                if default is None and isinstance(made, Hypernetworks):
+                    default = made._optimizer.lr
+                assert str(default).lower() == value or float(default) == float(value), (method, name, default)
+                compared += 1
+    assert named == set(ALGORITHMS)
+    assert compared >= 40
 
 
 def test_experiments_are_valid(caplog: pytest.LogCaptureFixture) -> None:

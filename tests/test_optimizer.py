@@ -81,3 +81,13 @@ def test_no_rows_take_no_step(rule: Literal["adam", "sgd"]) -> None:
     state = optimizer.init(parameters())
     optimizer.ascend(state, {name: x[:0] for name, x in parameters().items()}, torch.tensor([], dtype=torch.int64))
     same(state, optimizer.init(parameters()))
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1e-4, 1e4])
+def test_adams_step_does_not_depend_on_the_gradients_scale(scale: float) -> None:
+    optimizer, direction = Optimizer("adam", 0.1), {name: x.sign() + x for name, x in parameters().items()}
+    plain, scaled = optimizer.init(parameters()), optimizer.init(parameters())
+    for _ in range(3):
+        optimizer.ascend(plain, direction, torch.arange(4))
+        optimizer.ascend(scaled, {name: scale * x for name, x in direction.items()}, torch.arange(4))
+    same(scaled.value, plain.value, atol=1e-4)

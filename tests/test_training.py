@@ -79,6 +79,22 @@ def test_training_draws_dropout_from_its_own_address() -> None:
     assert all(torch.equal(rows, one[key]) for key, rows in task_of(made, [0]).fit(start).items())
 
 
+def test_what_training_draws_depends_on_seed_round_client_and_part_alone() -> None:
+    made, other = setting(FedAvg(), "mlp"), setting(FedAvg(), "mlp", seed=4)
+
+    def drawn(task: Task, part: str = "") -> list[float]:
+        found: list[float] = []
+        start = {key: rows.repeat(len(task.ids), 1) for key, rows in theta_of(made).items()}
+        task.each(start, lambda *_: found.append(float(torch.rand(()))), part=part)
+        return found
+
+    alone = drawn(task_of(made, [2]))
+    assert drawn(task_of(made, [0, 2]))[1:] == alone
+    others = [task_of(other, [2]), task_of(made, [2], t=2), task_of(made, [3])]
+    values = [alone, drawn(task_of(made, [2]), "finetune"), *map(drawn, others)]
+    assert len({value for (value,) in values}) == 5
+
+
 def test_a_task_is_split_by_seed_key_and_client_alone() -> None:
     made = setting(FedAvg())
 

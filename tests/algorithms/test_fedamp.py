@@ -74,8 +74,8 @@ def test_the_scale_of_attention_is_one_over_the_spread_of_the_cosines() -> None:
 
 
 def test_models_that_are_alike_get_even_weights() -> None:
-    for n in (1, 2, 5):
-        w = torch.randn(1, 40, generator=torch.Generator().manual_seed(1)).repeat(n, 1)
+    for n, size in ((1, 40), (2, 40), (5, 40), (5, 1000), (7, 5003), (10, 1000)):  # cosines of many values are rounded
+        w = torch.randn(1, size, generator=torch.Generator().manual_seed(1)).repeat(n, 1)
         torch.testing.assert_close(
             heuristic_attention(w, torch.arange(n)), torch.full((n, n), 1 / n, dtype=torch.float64)
         )
@@ -104,18 +104,23 @@ def test_models_far_apart_pass_no_messages() -> None:
 
 def test_the_step_is_lowered_in_stages() -> None:
     np.testing.assert_allclose([FedAMP().step(t) for t in (1, 30, 31, 60, 61)], [1e4, 1e4, 1e3, 1e3, 1e2])
+    theta = {key: rows + 1 for key, rows in THETA.items()}
+    sent = [FedAMP().download(Messages(theta, torch.tensor(t)), torch.arange(2)).values["alpha"] for t in (29, 30)]
+    assert [alpha.tolist() for alpha in sent] == [[1e4, 1e4], [1e3, 1e3]]  # of rounds 30 and 31
 
 
 def test_a_step_of_training_is_pulled_to_the_message() -> None:
     trained = []
-    for lam in (1e-9, 5.0):
-        made = setting(FedAMP(alpha=1.0, lam=lam), "mlp", local_epochs=5)
+    for lam, alpha in ((1e-9, 1.0), (5.0, 1.0), (50.0, 10.0), (5.0, 1e9)):
+        made = setting(FedAMP(alpha=alpha, lam=lam), "mlp", local_epochs=5)
         theta, got = theta_of(made), download(made, [0])
-        kept, upload = made.algorithm.train(theta, got, task_of(made, [0]))
+        own = {key: row + 1 for key, row in theta.items()}  # training starts from the message
+        kept, upload = made.algorithm.train(own, got, task_of(made, [0]))
         torch.testing.assert_close(upload.layers["fc1"], kept["fc1"] - theta["fc1"])
         assert made.algorithm.personalize(kept, got, task_of(made, [0])) is kept
         trained.append(float(upload.layers["fc1"].norm()))
     assert trained[1] < 0.8 * trained[0]
+    assert trained[1:] == pytest.approx([trained[1], trained[1], trained[0]], rel=1e-5)  # by λ/α
 
 
 def test_the_server_keeps_what_the_client_trained() -> None:

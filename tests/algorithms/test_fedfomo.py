@@ -50,15 +50,18 @@ def test_exploration_ends() -> None:
     state.affinity[everybody, dearest] = 1.0
     assert algorithm.candidates(state, everybody)[:, 0].tolist() != dearest
     assert algorithm.candidates(state._replace(t=torch.tensor(4)), everybody)[:, 0].tolist() == dearest
+    assert int(play(algorithm, [[0, 1], [2], [0]]).state.t) == 3  # rounds are counted
 
 
 def test_nobody_is_sent_its_own_model() -> None:
     algorithm = FedFomo(epsilon=1.0, epsilon_decay=0.0)
-    state = server_of(setting(algorithm), 7).state
+    state, firsts = server_of(setting(algorithm), 7).state, set()
     for t in range(20):
         for i, chosen in enumerate(algorithm.candidates(state._replace(t=torch.tensor(t)), torch.arange(7)).tolist()):
             assert i not in chosen
             assert len(set(chosen)) == 4
+            firsts.add((i, chosen[0]))
+    assert len(firsts) > 35  # of 42: each round explores anew
 
 
 def test_training_sees_nothing_that_is_held_out() -> None:
@@ -104,6 +107,31 @@ def test_the_mixture_of_candidates_and_the_affinities() -> None:
         np.testing.assert_allclose(after.affinity[i], past[i] + gains * (1 - np.eye(3)[i]), rtol=1e-4, atol=1e-5)
         for key in (key for key in theta if kind_of(key) != COUNTERS):
             np.testing.assert_allclose(mixture[key][i], w @ own[key].numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_the_model_that_training_starts_from_is_what_the_next_gains_are_measured_from() -> None:
+    algorithm = FedFomo(models=3)
+    made = setting(algorithm, "mlp", local_epochs=3)
+    ids, task = torch.arange(3), task_of(made, [0, 1, 2])
+    own = {key: row.repeat(3, 1) for key, row in made.enroll().own.items()}
+    own, upload = algorithm.train(own, got := algorithm.download(server_of(made, 3).state, ids), task)
+    state = algorithm.update(server_of(made, 3).state, ids, got, upload)
+    got = algorithm.download(state, ids)
+    mixture, (kept, _) = algorithm.personalize(own, got, task), algorithm.train(own, got, task)
+    for name in made.spec.names:
+        assert torch.equal(kept[f"{name}#previous"], mixture[name])
+        assert not torch.equal(kept[f"{name}#previous"], own[name])
+
+
+def test_a_client_whose_candidates_all_do_worse_keeps_its_own_model() -> None:
+    made = setting(FedFomo(models=3), "mlp")
+    state = server_of(made, 3).state
+    state.theta["fc2"][:, -1] += 50  # of the candidates: the bias of a class that client 0 does not have
+    own = made.enroll().own
+    got = made.algorithm.download(state, torch.tensor([0]))
+    mixture, gains = FedFomo(models=3).mix(own, got, task_of(made, [0]))
+    assert (gains[0, 1:] < 0).all()
+    same(mixture, {key: own[key] for key in mixture})
 
 
 def test_candidates_are_counted_by_the_ledger() -> None:

@@ -65,12 +65,13 @@ def test_a_round_takes_the_outer_steps_of_the_paper(variant: Any, size: int, bet
 
 
 def test_the_personalized_model_is_one_step_away() -> None:
-    made = setting(PerFedAvg(alpha=0.2), "mlp", batch_size=100)
+    made = setting(PerFedAvg(alpha=0.2), "mlp", batch_size=100, weight_decay=0.1)
     theta, got, task = theta_of(made), download(made, [1]), task_of(made, [1])
     found = made.algorithm.personalize({key: torch.zeros_like(row) for key, row in theta.items()}, got, task)
     task.model.load(theta)
     x, y = task.samples[0].take(slice(None), task.model.weights)
-    expected = task.model.vector(theta).numpy() - 0.2 * task.model.backward(x, y).numpy()
+    w = task.model.vector(theta).numpy()
+    expected = w - 0.2 * (task.model.backward(x, y).numpy() + 0.1 * w)
     np.testing.assert_allclose(task.model.vector(found).numpy(), expected, atol=1e-6)
     plain = setting(PerFedAvg(alpha=0), "mlp")
     same(plain.algorithm.personalize(theta, got, task_of(plain, [1])), theta)

@@ -90,16 +90,48 @@ def test_a_round_is_one_step_on_the_sum_and_momentum_carries_over() -> None:
     assert not torch.equal(state.phi["v"][ids], v[ids])
 
 
-def test_a_long_gradient_is_cut_to_a_length_of_50() -> None:
+def test_who_rests_keeps_embedding_and_momentum() -> None:
     theta = {"a": torch.tensor([[1.0, 2.0]])}
-    algorithm = PFedHN(hidden=3, hidden_layers=0, hyper_lr=0.1, hyper_momentum=0.0, hyper_weight_decay=0.0)
-    moved = []
-    for size in (1e2, 1e4):
-        state, ids = algorithm.init(theta, 4, torch.Generator().manual_seed(0)), torch.tensor([2, 0])
-        before = {key: x.clone() for key, x in state.phi.items()}
-        delta = {"a": size * torch.tensor([[1.0, 0.0], [0.0, 3.0]])}
-        upload = Payload.of(delta, torch.ones(2, 1, dtype=torch.bool), ("a",), examples=torch.tensor([1, 1]))
+    algorithm = PFedHN(hidden=3, hidden_layers=0)
+    state = algorithm.init(theta, 4, torch.Generator().manual_seed(0))
+    state.phi["a#head"] += 1  # or embeddings would have no gradient yet
+    delta, before = {"a": torch.tensor([[1.0, 3.0]])}, {}
+    for client in (2, 0):
+        before = {part: getattr(state, part)["v"].clone() for part in ("phi", "velocity")}
+        ids = torch.tensor([client])
+        upload = Payload.of(delta, torch.ones(1, 1, dtype=torch.bool), ("a",), examples=torch.tensor([1]))
         state = algorithm.update(state, ids, algorithm.download(state, ids), upload)
-        moved.append({key: x - before[key] for key, x in state.phi.items()})
-        assert float(torch.stack([x.norm() for x in moved[-1].values()]).norm()) == pytest.approx(0.1 * 50, rel=1e-4)
-    same(moved[0], moved[1], atol=1e-4)  # of both only the direction is left
+    assert before["velocity"][2].any()
+    for part, rows in before.items():
+        assert torch.equal(getattr(state, part)["v"][1:], rows[1:])
+        assert not torch.equal(getattr(state, part)["v"][0], rows[0])
+
+
+def test_the_first_draw_is_that_of_the_authors_layers() -> None:
+    state = PFedHN(hidden=50).init({"a": torch.zeros(1, 2)}, 80, torch.Generator().manual_seed(0))
+    assert state.phi["v"].shape == (80, 21)
+    assert float(state.phi["v"].std()) == pytest.approx(1, abs=0.1)
+    for i, width in enumerate((21, 50, 50, 50)):
+        drawn = state.phi[f"hidden{i}"]
+        assert drawn.shape == (1, width + 1, 50)
+        assert 0.95 * width**-0.5 < float(drawn.abs().max()) <= width**-0.5
+
+
+def test_a_long_gradient_is_cut_to_a_length_of_50_as_a_whole_and_weight_decay_is_not() -> None:
+    theta, noise = {"a": torch.tensor([[1.0, 2.0]])}, torch.Generator().manual_seed(1)
+    algorithm = PFedHN(hidden=3, hidden_layers=0, hyper_lr=0.1, hyper_momentum=0.0, hyper_weight_decay=0.02)
+    state, ids = algorithm.init(theta, 4, torch.Generator().manual_seed(0)), torch.tensor([2, 0])
+    for x in state.phi.values():
+        x += torch.randn(x.shape, generator=noise)
+    before = {key: x.clone() for key, x in state.phi.items()}
+    delta = {"a": 1e2 * torch.tensor([[1.0, 0.0], [0.0, 3.0]])}
+    gradient = hypernetwork_gradient({**before, "v": before["v"][ids]}, delta)
+    scale = 50 / np.sqrt(sum(float(g.square().sum()) for g in gradient.values()))
+    assert scale < 0.5
+    assert all(scale * float(g.norm()) > 1 for g in gradient.values())  # of all parts something is left
+    upload = Payload.of(delta, torch.ones(2, 1, dtype=torch.bool), ("a",), examples=torch.tensor([1, 1]))
+    state = algorithm.update(state, ids, algorithm.download(state, ids), upload)
+    for key, x in state.phi.items():
+        rows = ids if key == "v" else torch.tensor([0])
+        expected = 0.1 * (scale * gradient[key] - 0.02 * before[key][rows])
+        torch.testing.assert_close((x - before[key])[rows], expected, rtol=1e-4, atol=1e-5)

@@ -240,6 +240,8 @@ def test_rounding_is_taken_for_nothing_and_small_differences_are_not() -> None:
     expected[2, 0] = torch.tensor([-0.01 / 3, 0.02 / 3, -0.01 / 3])
     torch.testing.assert_close(centred(g), expected, atol=1e-6, rtol=0)
     assert not centred(g)[[0, 1, 3]].any()
+    layers = torch.tensor([[[9e6, 9e6, 9e6], [0.0, 1.0, 2.0]]])  # of a large layer and a small one, each by itself
+    assert centred(layers).tolist() == [[[0, 0, 0], [-1, 0, 1]]]
 
 
 # ---- mean gradients

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pfedla.algorithms.hypernetwork import hypernetwork, hypernetwork_gradient
+from pfedla.algorithms.hypernetwork import draw_hypernetworks, hypernetwork, hypernetwork_gradient
 from pfedla.algorithms.pfedla import aggregate, inner_products, retained
 from pfedla.layers import Layers
 from pfedla.optimizer import Rows
@@ -63,6 +63,20 @@ def test_hypernetwork_is_a_softmax_of_two_hidden_layers() -> None:
     assert alpha.shape == (CLIENTS, len(NAMES), N)
     np.testing.assert_allclose(alpha.numpy(), slow_hypernetwork(body, heads), rtol=1e-12)
     np.testing.assert_allclose(alpha.sum(-1).numpy(), 1, rtol=1e-12)
+
+
+def test_hypernetworks_are_drawn_for_each_client_as_linear_layers_are() -> None:
+    n, layers, columns, embedding, hidden = 30, 2, 7, 16, 25
+    rng = torch.Generator().manual_seed(0)
+    body, heads = draw_hypernetworks(n, layers, columns, embedding, hidden, rng)
+    assert float(body["v"].std()) == pytest.approx(1, abs=0.1)
+    assert float(body["v"].abs().max()) > 2.5  # a normal distribution's
+    bounds = {name: 1 / 4 if name.endswith("1") else 1 / 5 for name in (*body, *heads) if name != "v"}
+    for name, bound in bounds.items():
+        drawn = {**body, **heads}[name]
+        assert 0.95 * bound < float(drawn.abs().max()) <= bound, name
+        assert float(drawn.std()) == pytest.approx(bound / 3**0.5, rel=0.1), name
+        assert drawn.flatten(1).unique(dim=0).shape[0] == len(drawn), name  # nobody's is another's
 
 
 def test_aggregate_mixes_each_layer_and_its_statistics_by_its_weights() -> None:

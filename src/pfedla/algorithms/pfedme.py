@@ -47,8 +47,8 @@ class PFedMe(FedAvg):
 
     A round uses the batches that FedAvg would, with `k` gradients on each: `k` times the gradients. Within a round
     θ_i goes on from batch to batch, from w at first. Running statistics are those of θ_i, the only model that sees
-    data, and the server takes their mean whatever β. λ, K, β and μ are those of the authors' code. `personal_lr` is
-    that of FL-bench and PFLlib: with the original's 0.09, λ `personal_lr` is above 1 and the steps on θ_i overshoot.
+    data, and the server takes their mean whatever β. λ, K, β and μ are those of the authors' code, and `personal_lr` is
+    that of its command for CIFAR-10. With the code's default, 0.09, λ `personal_lr` is above 1: steps on θ_i overshoot.
     """
 
     lam: NonNegative = 15.0

@@ -1,0 +1,164 @@
+"""What pages say of measurements, outside of the tables that a command prints, is what lies in results/."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+
+from experiments import pages
+
+ROOT = Path(__file__).parent.parent
+COLUMNS = ("cifar10-non-iid-1", "cifar10-non-iid-2", "fashion-mnist-non-iid-1", "fashion-mnist-non-iid-2")
+EARLIER = ("cifar10-non-iid-1", "cifar10-statistics-own", "fedrep-*", "methods-*", "peers-100", "step-*")
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((ROOT / "results" / f"{name}.json").read_text())
+    return found
+
+
+def figures(name: str, label: str, key: str, seeds: int) -> list[float]:
+    found = {row["seed"]: row[key] for row in rows(name) if row["label"] == label and row["seed"] < seeds}
+    return [found[seed] for seed in sorted(found)]
+
+
+def percent(name: str, label: str, key: str = "accuracy_mean", seeds: int = 99) -> list[float]:
+    """Return a figure of a method by seed, in %."""
+    return [100 * value for value in figures(name, label, key, seeds)]
+
+
+def mean(name: str, label: str, key: str = "accuracy_mean", seeds: int = 99) -> float:
+    return 100 * fmean(figures(name, label, key, seeds))  # rounded as in tables
+
+
+def gap(name: str, label: str, against: str, key: str = "accuracy_mean") -> float:
+    """Return by how much one method is above another with seed 0."""
+    return mean(name, label, key, 1) - mean(name, against, key, 1)
+
+
+def says(page: str, text: str) -> None:
+    shown = re.sub(r"\s+", " ", (ROOT / page).read_text())
+    assert text in shown, f"{page} does not say: {text}"
+
+
+def tables(page: Path) -> list[str]:
+    """Return the tables that no command prints."""
+    text = re.sub(r"<!-- (?:pfedla|python|table:?) .*?<!-- end -->", "", page.read_text(), flags=re.DOTALL)
+    return re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("page", "others"),
+    [
+        ("README.md", ["| simulator |", "| | pfedla | Flower |"]),  # of benchmarks; of versions
+        ("docs/paper.md", ["| CIFAR-10, 10 clients, 60 rounds,"]),  # see below
+        ("docs/algorithms.md", ["| name | paper |", "| method | source |"]),  # of settings
+    ],
+)
+def test_tables_of_measurements_are_printed_by_a_command(page: str, others: list[str]) -> None:
+    found = [table for table in tables(ROOT / page) if re.search(r"\d\.\d", table)]
+    assert len(found) == len(others)
+    for table, start in zip(found, others, strict=True):
+        assert table.startswith(start)
+
+
+def test_the_table_of_running_statistics() -> None:
+    (table,) = (table for table in tables(ROOT / "docs" / "paper.md") if "| seed 0 |" in table)
+    measured = [
+        percent("cifar10-statistics-own", "pfedla,statistics=own"),
+        percent("cifar10-non-iid-1", "pfedla"),
+        percent("cifar10-statistics-recomputed", "pfedla,hyper_lr=0.001"),
+    ]
+    shown = [[cell.strip() for cell in line.strip("|").split("|")][1:] for line in table.splitlines()[2:]]
+    assert shown == [[f"{value:.2f}" for value in (*found, fmean(found))] for found in measured]
+
+
+def test_what_the_readme_says_of_the_demonstration() -> None:
+    above = [a - b for a, b in zip(percent("demo", "pfedla"), percent("demo", "local"), strict=True)]
+    says("README.md", f"pFedLA is above Local by {min(above):.2f} to {max(above):.2f} points in each of the five seeds")
+    says("README.md", f"by each client it reaches {mean('demo', 'fedavg', 'accuracy_after_training'):.2f}")
+    says("README.md", f"lifts FedAvg's one model to {mean('demo', 'fedavg', 'accuracy_class_prior'):.2f}")
+
+
+def test_what_the_pages_say_of_local() -> None:
+    found = percent("cifar10-non-iid-1", "local")
+    says("docs/paper.md", f"{fmean(found):.2f} ± {stdev(found):.2f} over three seeds")
+    says("docs/paper.md", f"FashionMNIST {mean('step-fashion-mnist', 'local'):.1f} (60 rounds;")
+
+
+def test_what_the_pages_say_of_the_hypernetworks_step() -> None:
+    names = sorted(path.stem for path in (ROOT / "results").glob("hyper-step-*.json"))
+    steps = [
+        f"pfedla,hyper_optimizer={step}" for step in ("adam,hyper_lr=0.0003", "adam,hyper_lr=0.001", "sgd,hyper_lr=1.0")
+    ]
+    small, large, printed = (fmean(mean(name, step) for name in names) for step in steps)
+    text = f"best mean, {small - large:.1f} points before Adam with 0.001 and {small - printed:.1f} before the printed"
+    says("docs/paper.md", text)
+    small, large, printed = (fmean(mean(name, step) for name in names if "emnist" not in name) for step in steps)
+    text = f"Adam with 0.001 is {large - small:.1f} before 0.0003, and that {small - printed:.1f} before the printed"
+    says("docs/paper.md", text)
+    local = mean("step-fashion-mnist", "local")
+    moving = [row["label"] for row in rows("step-fashion-mnist") if row["label"].startswith("pfedla")]
+    moving = [label for label in moving if not label.endswith(("=0.005", "=0.1"))]
+    costs = [local - mean("step-fashion-mnist", label) for label in moving]
+    says("docs/paper.md", f"costs {min(costs):.1f} to {max(costs):.1f} points against Local where α moves")
+
+
+def test_what_the_pages_say_of_retained_layers() -> None:
+    name, labels = "retain-cifar10-non-iid-1", ("heurpfedla", "heurpfedla,retain=2", "heurpfedla,retain=3")
+    saved = [100 - 100 * mean(name, label, "bytes_down") / mean(name, "pfedla", "bytes_down") for label in labels]
+    lost = [gap(name, "pfedla", label) for label in labels]
+    text = "The download shrinks by {:.0f}, {:.0f} and {:.0f} %; accuracy falls by {:.1f}, {:.1f} and {:.1f} points"
+    says("docs/paper.md", text.format(*saved, *lost))
+
+
+def test_what_the_pages_say_of_the_table_of_methods() -> None:
+    page, anew = "docs/algorithms.md", [f"anew-{column}" for column in COLUMNS]
+    priors = [mean(name, "fedavg", "accuracy_class_prior", 1) for name in anew]
+    says(page, "frequencies, reaches {:.1f}, {:.1f}, {:.1f} and {:.1f}.".format(*priors))
+    best = [max(100 * row["accuracy_mean"] for row in rows(name) if row["seed"] == 0) for name in anew]
+    assert max(a - b for a, b in zip(best, priors, strict=True)) < 0.2
+    told = {
+        (name, row["label"])
+        for name, prior in zip(anew, priors, strict=True)
+        for row in rows(name)
+        if row["seed"] == 0 and 100 * row["accuracy_class_prior"] > prior + 1
+    }
+    assert told == {(anew[3], "pfedhn")}
+    above = [gap(name, "pfedla", "local") for name in anew]
+    says(
+        page,
+        f"above Local by {above[0]:.1f} and {above[1]:.1f} on CIFAR-10 and by {above[3]:.1f} on FashionMNIST, non-IID",
+    )
+    says(page, f"and {-above[2]:.1f} below it on FashionMNIST, non-IID_1")
+    printed = [gap(name, "pfedla,hyper_optimizer=sgd,hyper_lr=1.0", "pfedla") for name in anew]
+    assert all(abs(difference) < 1 for difference in (printed[0], *printed[2:]))
+    says(page, f"except on CIFAR-10, non-IID_2, where it is {-printed[1]:.1f} below")
+    saving = [gap(name, "pfedla", "heurpfedla") for name in anew]
+    says(page, f"it is {min(saving):.1f} to {max(saving):.1f} below pFedLA")
+    firsts = [max((r for r in rows(n) if r["seed"] == 0), key=lambda r: r["accuracy_mean"])["label"] for n in anew]
+    assert firsts == ["pfedla-x", "pfedla-x", "similarity-model", "pfedla-x"]
+    says(page, f"it is {gap(anew[2], 'similarity-model', 'pfedla-x'):.1f} below the first")
+    fomo = [gap(name, "fedfomo", "local") for name in anew if percent(name, "fedfomo", seeds=1)]
+    assert max(fomo) < 0
+
+
+def test_the_runs_of_a_method_are_of_one_commit_and_one_setting_of_the_compiled_loop() -> None:
+    """Files of earlier versions named neither: they are listed here, and their pages say what they are."""
+    earlier = {path for pattern in EARLIER for path in (ROOT / "results").glob(f"{pattern}.json")}
+    commands = [match[2] for page in pages.PAGES for match in pages.TABLE.finditer(page.read_text())]
+    shown = {word for command in commands if command.startswith("table") for word in command.split()}
+    files = {path for word in shown if word.endswith(".json") for path in ROOT.glob(word)} - earlier
+    assert len(files) > 10
+    for path in files:
+        by_method: dict[str, set[tuple[str, str]]] = {}
+        for row in json.loads(path.read_text()):
+            by_method.setdefault(row["label"], set()).add((row["commit"], row["compiled_loop"]))
+        for label, found in by_method.items():
+            assert len(found) == 1, (path.name, label, found)
+            assert all(None not in one and "dirty" not in one[0] for one in found), (path.name, label, found)
