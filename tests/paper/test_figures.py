@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pfedla.paper.figures import drawings_of, falls_with_distance, order_holds, periods, roles_of, save, sheets_of
+from pfedla.paper.drawings import drawings_of, save
+from pfedla.paper.figures import falls_with_distance, order_holds, periods, roles_of, sheets_of
 from pfedla.paper.grid import ADAM, ITEMS, LITERAL, SIMILARITY, Cell, Wanted, columns_of
+from pfedla.paper.retained import layer_sizes
 from pfedla.paper.runs import Places
-from pfedla.paper.tables import layer_sizes
 
 Put = Callable[..., None]
 
