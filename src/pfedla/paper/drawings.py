@@ -154,7 +154,8 @@ def _draw_evolution(places: Places, column: Column, method: Method, cell: Summar
     layers = cell["layers"]
     across = 4 if len(layers) > 5 else 3
     down = -(-(len(layers) + 1) // across)
-    below = f"Weights of client 0, on a scale of roots. {heading(places, column, 1)}, scale {places.scale}"
+    below = "Weights of client 0 for clients by what they hold, on a scale of roots. "
+    below += f"{heading(places, column, 1)}, scale {places.scale}"
     title = f"{column.place.dataset}, {method.name}: from whom the target client learns"
     canvas = _canvas(0.7 + 1.6 * down, title, below)
     axes = canvas.subplots(down, across, sharex=True, sharey=True, squeeze=False)
@@ -166,10 +167,12 @@ def _draw_evolution(places: Places, column: Column, method: Method, cell: Summar
             axis.plot(rounds, weights[:, place, role], _LINES[role], color=_COLOURS[role], linewidth=1.5, label=name)
         for third, period in enumerate(PERIODS):
             axis.axvline(third * rounds.max() / 3, color=_GRID, linewidth=0.8, zorder=0)
-            axis.text((third + 0.5) * rounds.max() / 3, 1.0, period, ha="center", va="bottom", fontsize=6, color=_FAINT)
+            axis.text(
+                (third + 0.5) * rounds.max() / 3, 1.06, period, ha="center", va="bottom", fontsize=6, color=_FAINT
+            )
         axis.set_yscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
         axis.set_yticks([0, 0.01, 0.05, 0.1, 0.25, 0.5, 1], ["0", ".01", ".05", ".1", ".25", ".5", "1"])
-        axis.set_ylim(0, 1.12)
+        axis.set_ylim(0, 1.2)
         axis.set_xlim(0, rounds.max())
         if place + across >= len(layers):  # nothing is below it
             axis.tick_params(labelbottom=True)
@@ -177,7 +180,7 @@ def _draw_evolution(places: Places, column: Column, method: Method, cell: Summar
             axis.set_xlabel("round", fontsize=8, color=_INK)
     for row in axes:
         row[0].set_ylabel("weight", fontsize=8, color=_INK)
-    names = [ROLES[0], "client with the same classes", "client with three of them", "others (mean of five)"]
+    names = ["itself", "the same classes", "three of the same", "others (mean of five)"]
     handles = axes.flat[0].get_lines()[: len(ROLES)]
     look: dict[str, Any] = {"frameon": False, "fontsize": 7.5, "handlelength": 2.6, "labelcolor": _INK}
     axes.flat[-1].legend(handles, names, loc="center", borderpad=0, **look).set_in_layout(False)
