@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize, PowerNorm
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
@@ -19,7 +19,7 @@ from pfedla.paper.grid import SIMILARITY, SLUGS, Column, Item, Method, Wanted
 from pfedla.paper.measured import heading
 from pfedla.paper.runs import Places, Summary
 
-__all__ = ["Drawing", "drawings_of", "save"]
+__all__ = ["Drawing", "drawings_of", "in_percent", "save"]
 
 LAYER_OF_FIG6 = {"EMNIST": "fc1", "FashionMNIST": "fc1", "CIFAR10": "fc3", "CIFAR100": "fc3"}  # the paper's choice
 WIDTH = 7.0  # inches: the text of a page
@@ -97,9 +97,10 @@ def _name(axis: Axes, title: str) -> None:
     axis.set_title(title, fontsize=8.5, color=_INK, loc="left")
 
 
-def _heat(axis: Axes, values: np.ndarray) -> None:
-    """Draw weights as a map from 0 to 1, with the figures in it; shades follow the root, so that small ones show."""
-    axis.imshow(values, cmap=_SHADES, norm=PowerNorm(0.5, 0, 1), interpolation="nearest", aspect="auto")
+def _heat(axis: Axes, values: np.ndarray, shades: Normalize | None = None) -> None:
+    """Draw weights as a map with the figures in it, in per cent; by default shades follow the root."""
+    shades = shades or PowerNorm(0.5, 0, 1)
+    axis.imshow(values, cmap=_SHADES, norm=shades, interpolation="nearest", aspect="auto")
     axis.tick_params(length=0, labelsize=7, colors=_INK)
     axis.spines[:].set_visible(False)
     axis.set_xticks(np.arange(values.shape[1]))
@@ -108,13 +109,16 @@ def _heat(axis: Axes, values: np.ndarray) -> None:
     axis.grid(which="minor", color=_GRID, linewidth=0.5)
     axis.tick_params(which="minor", length=0)
     for (row, place), value in np.ndenumerate(values):
-        colour = "white" if value > 0.3 else _INK
-        axis.text(place, row, _short(value), ha="center", va="center", fontsize=6.5, color=colour)
+        colour = "white" if float(shades(max(value, 1e-6))) > 0.55 else _INK
+        axis.text(place, row, in_percent(value), ha="center", va="center", fontsize=6.5, color=colour)
 
 
-def _short(weight: float) -> str:
-    """Return a weight in as few digits as it takes."""
-    return f"{weight:.2f}".removeprefix("0") if 0.005 <= weight < 0.995 else f"{weight:.0f}"
+def in_percent(weight: float) -> str:
+    """Return a weight in per cent with two digits, or as 0 if it is less than a hundredth of one."""
+    percent = 100 * weight
+    if percent < 0.0095:
+        return "0"
+    return f"{percent:.0f}" if percent >= 9.95 else f"{percent:.1f}" if percent >= 0.995 else f"{percent:.2f}"
 
 
 def _frame(x: int, y: int | None = None) -> Rectangle:
@@ -144,7 +148,7 @@ def _draw_toy(places: Places, column: Column, found: dict[str, list[Summary]]) -
     right.set_yticks(np.arange(len(weights)), [*layer["layers"], "whole model"])
     right.axhline(len(weights) - 1.5, color="white", linewidth=4)
     right.set_xlabel("client", fontsize=8, color=_INK)
-    _name(right, "(b) weights of client 0 for every client, final")
+    _name(right, "(b) final weights of client 0 for every client, %")
     return canvas
 
 
@@ -191,19 +195,21 @@ def _draw_heat_maps(places: Places, method: Method, parts: Sequence[tuple[Column
     """Figure 6: one layer's weights among all clients, a panel for each data set."""
     ordered = sorted(parts, key=lambda part: list(LAYER_OF_FIG6).index(part[0].place.dataset))
     rounds = " or ".join(dict.fromkeys(str(cell["rounds"]) for _, cell in ordered))
-    below = "Row: whose model; column: whose layer it mixes in; own weights framed. Rank correlation: of weight and "
-    below += f"distance in number. After {rounds} rounds, scale {places.scale}"
+    below = (
+        "Weights in %; row: whose model, column: whose layer it mixes in; shades from 0.01 to 100 % by the logarithm.\n"
+    )
+    below += f"Rank correlation: of the weights for others and the distance in number. After {rounds} rounds, scale "
     title = f"Weights among clients that overlap with their neighbours ({method.name})"
-    across = min(2, len(ordered))
+    across = 2
     down = -(-len(ordered) // across)
-    canvas = _canvas(0.6 + 2.75 * down, title, below)
+    canvas = _canvas(0.7 + 2.75 * down, title, below + places.scale)
     axes = canvas.subplots(down, across, squeeze=False)
     for axis in axes.flat[len(ordered) :]:
         axis.axis("off")
     for (column, cell), axis in zip(ordered, axes.flat, strict=False):
         layer = LAYER_OF_FIG6[column.place.dataset]
         weights = np.asarray(cell["alpha"])[:, cell["layers"].index(layer)]
-        _heat(axis, weights)
+        _heat(axis, weights, LogNorm(1e-4, 1, clip=True))  # by the root all but the own weights would look like none
         axis.set_yticks(np.arange(len(weights)))
         axis.set_xlabel("client", fontsize=8, color=_INK)
         axis.set_ylabel("client", fontsize=8, color=_INK)
@@ -218,7 +224,7 @@ def _draw_heat_maps(places: Places, method: Method, parts: Sequence[tuple[Column
 def _draw_layers(places: Places, method: Method, parts: Sequence[tuple[Column, Summary]]) -> Canvas:
     """Figure 7: the target's weights by layer, for itself and for each of the others."""
     ordered = sorted(parts, key=lambda part: list(LARGEST).index(part[0].place.dataset))
-    below = f"Client 0's final weights for every client, its own framed. Scale {places.scale}"
+    below = f"Client 0's final weights for every client in %, its own framed. Scale {places.scale}"
     canvas = _canvas(2.9, f"Weights of the target client by layer ({method.name})", below)
     axes = canvas.subplots(1, len(ordered), squeeze=False)
     for (column, cell), axis in zip(ordered, axes.flat, strict=True):

@@ -117,8 +117,11 @@ def draw_pareto(path: Path, comparisons: Mapping[str, Sequence[dict[str, Any]]],
         for i, method in enumerate(methods)
     ]
     look: dict[str, Any] = {"frameon": False, "fontsize": 7.5, "labelcolor": _INK, "alignment": "left"}
-    for title, handles, place, across in (("method", by_method, "left", 1), ("codec", by_codec, "right", 2)):
-        legend = figure.legend(handles=handles, title=title, loc=f"outside lower {place}", ncols=across, **look)
+    legends = (
+        figure.legend(handles=by_method, title="method", loc="outside lower left", **look),
+        figure.legend(handles=by_codec, title="codec", loc="outside lower right", ncols=2, **look),
+    )
+    for legend in legends:
         legend.get_title().set(fontsize=7.5, fontweight="bold", color=_INK)
     figure.savefig(path)
 
