@@ -238,6 +238,11 @@ def test_pareto_draws_a_comparison_and_names_the_least_traffic(pfedla: Any) -> N
     assert code == 0
     assert "least traffic within 100 of fedavg: fedavg,codec=int8, " in out
     assert Path("made/pareto.png").read_bytes().startswith(b"\x89PNG")
+    pfedla("compare", "-a", "fedavg", "-a", "fedavg,codec=int8", *SMALL, "--seed", "1", "--out", "other")
+    code, out, _ = pfedla("pareto", "some", "other", "--within", "100")
+    assert code == 0
+    assert "within 100 of fedavg in all 2 comparisons" in out
+    assert out.rstrip().splitlines()[-2].endswith(" MB; codec: int8")
     code, _, err = pfedla("pareto", "some", "--against", "fedavgg")
     assert (code, "unknown method 'fedavgg': did you mean 'fedavg'" in err) == (2, True)
     code, _, err = pfedla("pareto", "some/local-seed0")

@@ -45,7 +45,7 @@ from pfedla.record import RunRecord
 from pfedla.report import commands
 from pfedla.report.federation import draw_federation, federation_table
 from pfedla.report.live import Live
-from pfedla.report.pareto import draw_pareto, frontier, points, smallest
+from pfedla.report.pareto import draw_pareto, everywhere, frontier, points
 from pfedla.report.tables import VALUES, comparison_table, overview
 from pfedla.report.weights import draw_result, draw_retained
 from pfedla.result import Result
@@ -385,21 +385,37 @@ cli.add_command(paper)
 
 
 @cli.command()
-@click.argument("comparison", type=_path)
+@click.argument("comparisons", nargs=-1, required=True, type=_path, metavar="COMPARISON...")
 @click.option("--against", metavar="METHOD", help="What the others are held against; by default the first method.")
 @click.option("--within", type=float, default=1.0, show_default=True, help="How much worse than that is good enough.")
 @click.option("--out", type=_path, default=Path("pareto.png"), show_default=True, help="The picture to write.")
-def pareto(comparison: Path, against: str | None, within: float, out: Path) -> None:
-    """Draw a comparison's headline against all its traffic, and name the least traffic that is good enough."""
-    summaries = _comparison(comparison)
-    found, up = points(summaries), summaries[0].get("higher_is_better", True)
-    against = against or found[0].label
-    least = smallest(found, against, within, up)
+def pareto(comparisons: tuple[Path, ...], against: str | None, within: float, out: Path) -> None:
+    """Draw the headline against all traffic, and name the least traffic that is good enough: in every comparison."""
+    runs = {str(path): _comparison(path) for path in comparisons}
+    found = {name: points(summaries) for name, summaries in runs.items()}
+    ups = {summaries[0].get("higher_is_better", True) for summaries in runs.values()}
+    if len(ups) > 1:
+        raise ConfigError("comparisons in which more is better cannot be held against those in which less is")
+    (up,) = ups
+    against = against or next(iter(found.values()))[0].label
+    good = everywhere(list(found.values()), against, within, up)
     out.parent.mkdir(parents=True, exist_ok=True)
-    draw_pareto(out, summaries, against, within)
-    for point in frontier(found, up):
-        _say(f"{point.megabytes:10,.1f} MB  {point.score:.2f} ± {point.spread:.2f}  {point.label}")
-    _say(f"least traffic within {within:g} of {against}: {least.label}, {least.megabytes:,.1f} MB")
+    draw_pareto(out, runs, against, within)
+    for name, some in found.items():
+        if len(found) > 1:
+            _say(f"{name}, what no other beats in both:")
+        most = max(point.seeds for point in some)
+        for point in frontier(some, up):
+            fewer = f" ({point.seeds} of {most} seeds)" if point.seeds < most else ""
+            _say(f"{point.megabytes:10,.1f} MB  {point.score:.2f} ± {point.spread:.2f}  {point.label}{fewer}")
+    if len(found) > 1:
+        _say(f"within {within:g} of {against} in all {len(found)} comparisons, the least traffic of all of them first:")
+        for choice in good:
+            _say(f"{choice.megabytes:10,.1f} MB  {choice.worst:+.2f} at worst  {choice.label}")
+    least = good[0]
+    _say(
+        f"least traffic within {within:g} of {against}: {least.label}, {least.megabytes:,.1f} MB; codec: {least.codec}"
+    )
     _say(f"picture: {out}")
 
 

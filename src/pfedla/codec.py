@@ -52,7 +52,7 @@ __all__ = [
 Way = Literal["up", "down"]  # seen from the client
 
 SPARSE = ("top-k", "random-k")
-PRESETS: dict[str, dict[str, str]] = {  # one word for both ways
+PRESETS: dict[str, dict[str, str | float]] = {  # one word for settings of `Codec`; a name alone means both ways
     **{name: {"up": name, "down": name} for name in ("float16", "bfloat16", "int8", "int4")},
 }
 

@@ -29,7 +29,7 @@ def put(places: Places) -> Put:
         settings = json.loads(json.dumps(experiment_of(cell, places.scale).decisive()))
         summary = {"label": cell.method.variant.label, "seed": cell.seed, "settings": settings, "commit": "abc"}
         figures = {"accuracy_mean": accuracy, "accuracy_class_prior": accuracy + 0.01, "seconds": 1.0}
-        figures |= {"bytes_down": 2_000_000, "bytes_up": 3_000_000}
+        figures |= {"bytes_down": 2_000_000, "bytes_up": 3_000_000, "rounds": settings["schedule"]["rounds"]}
         collect(places.file(cell.column.name), [{**summary, **figures, **more}])
 
     return add

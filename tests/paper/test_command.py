@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import csv
+import io
 import json
 import shutil
 from pathlib import Path
@@ -32,7 +34,16 @@ def test_nothing_measured_is_shown_as_missing(pfedla: Any) -> None:
     code, out, _ = pfedla("paper", "table3", "fig5", "--print")
     assert code == 0
     assert "| 2 | missing | 93.94 |  |  | 312.52 | 312.52 |  | fc3, fc1 |" in out
-    assert "fig5: nothing is measured at scale laptop" in out
+    assert "- 4 cells are missing: `pfedla paper table3 --dataset emnist` adds them" not in out  # of both data sets
+    assert "- 8 cells are missing: `pfedla paper table3` adds them" in out
+    assert (
+        "fig5: nothing is measured at scale laptop. 8 cells are missing: `pfedla paper fig5` adds them (about " in out
+    )
+    code, out, err = pfedla("paper", "fig5", "table3", "--print", "--format", "csv", "--dataset", "emnist")
+    assert code == 0
+    assert "fig5: nothing is measured" in err
+    assert len(list(csv.DictReader(io.StringIO(out)))) == 4
+    assert pfedla("paper", "table3", "--print", "--clients", "100")[1] == "table3 has no such columns.\n"
 
 
 def test_mistakes_end_in_one_line(pfedla: Any) -> None:
@@ -91,8 +102,9 @@ def test_cells_may_be_run_at_the_same_time(pfedla: Any) -> None:
     code, _, err = pfedla(*words, "--jobs", "2")
     assert code == 0
     assert "2/2" in err
-    code, _, err = pfedla(*words)
-    assert "2 cells, 2 finished" in err
+    code, _, err = pfedla(*words, "-a", "fedbn", "-a", "pfedhn")
+    assert "3 cells, 2 finished" in err
+    assert "3/3 emnist-10-non-iid-1, pFedHN, seed 0: done" in err  # of the whole grid
 
 
 @pytest.mark.slow

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pfedla.paper.figures import drawings_of, falls_with_distance, order_holds, periods, roles_of, save, sheets_of
+from pfedla.paper.drawings import drawings_of, in_percent, save
+from pfedla.paper.figures import falls_with_distance, order_holds, periods, roles_of, sheets_of
 from pfedla.paper.grid import ADAM, ITEMS, LITERAL, SIMILARITY, Cell, Wanted, columns_of
+from pfedla.paper.retained import layer_sizes
 from pfedla.paper.runs import Places
-from pfedla.paper.tables import layer_sizes
 
 Put = Callable[..., None]
 
@@ -78,6 +79,28 @@ def test_claims_are_computed(places: Places, drawn: Wanted) -> None:
     expected = np.mean([near_is_more(8, 1, t / 30)[0, 0] for t in range(21, 31)], 0)
     assert [late[key] for key in ("own", "same_classes", "similar")] == pytest.approx(expected[:3].tolist())
     assert late["others"] == pytest.approx(expected[3:].mean())
+
+
+def test_few_rounds_leave_periods_without_a_record(places: Places, put: Put) -> None:
+    column = columns_of(ITEMS["fig5"], Wanted(datasets=("emnist",)))[0]
+    layers = list(layer_sizes(column))
+    over = [near_is_more(8, len(layers), 1.0)[0].tolist()] * 2
+    put(Cell(column, LITERAL, 0), 0.5, layers=layers, alpha=[], alpha_over_time=[[1, 2], over])
+    (sheet,) = sheets_of(ITEMS["fig5"], places, Wanted(datasets=("emnist",), algorithms=("pfedla",)))
+    assert [row[1].text for row in sheet.rows] == ["-"] * 5
+    assert not any("late than early" in note for note in sheet.notes)
+    assert sheet.records[0]["own"] is None
+
+
+def test_that_others_weights_fall_is_computed(places: Places, drawn: Wanted) -> None:
+    assert (
+        "smaller late than early, as the paper says: in 7 of 7." in sheets_of(ITEMS["fig5"], places, drawn)[0].notes[1]
+    )
+
+
+def test_weights_in_per_cent_have_two_digits() -> None:
+    weights = (1.0, 0.994, 0.0994, 0.012, 0.0099, 0.0031, 0.0001, 0.00009, 0.0)
+    assert [in_percent(weight) for weight in weights] == ["100", "99", "9.9", "1.2", "0.99", "0.31", "0.01", "0", "0"]
 
 
 def test_nothing_measured_is_nothing_shown(places: Places) -> None:

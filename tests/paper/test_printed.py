@@ -5,7 +5,7 @@ import pytest
 
 from pfedla.paper.grid import ITEMS, KEEP, METHODS
 from pfedla.paper.printed import CLIENTS, DATASETS, TABLE1, TABLE2, TABLE3, Place
-from pfedla.paper.tables import layer_sizes, megabytes
+from pfedla.paper.retained import layer_sizes, megabytes
 
 TEN = {column.place.dataset: column for column in ITEMS["table3"].columns}
 

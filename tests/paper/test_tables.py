@@ -9,20 +9,14 @@ import numpy as np
 import pytest
 
 from pfedla.errors import RunError
+from pfedla.paper.counting import count_first, ranks, spearman
 from pfedla.paper.grid import ITEMS, KEEP, Cell, Method, Wanted, columns_of, rows_of
+from pfedla.paper.measured import Entry
 from pfedla.paper.printed import TABLE1, TABLE2, Printed
+from pfedla.paper.retained import layer_sizes, megabytes, table_of_retained
 from pfedla.paper.runs import Places
-from pfedla.paper.tables import (
-    Entry,
-    count_first,
-    layer_sizes,
-    megabytes,
-    ranks,
-    spearman,
-    table_of_methods,
-    table_of_retained,
-    written,
-)
+from pfedla.paper.sheets import written
+from pfedla.paper.tables import table_of_methods
 
 WANTED = Wanted(datasets=("fashion-mnist",), clients=(10,))
 COLUMN = columns_of(ITEMS["table1"], WANTED)[0]
@@ -117,6 +111,37 @@ def test_the_step_of_adam_is_no_rival_of_the_literal_one(places: Places, put: Pu
     assert "Among the methods measured here: first in 0 of 1" in "\n".join(sheet.notes)
 
 
+def test_fewer_methods_are_shown_and_the_best_is_that_of_all(places: Places, put: Put) -> None:
+    for name, accuracy in {"Local": 0.5, "FedAvg": 0.6, "pFedLA": 0.6, "HeurpFedLA": 0.55}.items():
+        put(Cell(COLUMN, ROWS[name], 0), accuracy)
+    (sheet,) = table_of_methods(ITEMS["table1"], places, WANTED._replace(algorithms=("local", "pfedla")))
+    assert [row[0].text for row in sheet.rows] == ["Local", "pFedLA", "pFedLA, Adam"]
+    assert {record["method"] for record in sheet.records} == {"Local", "pFedLA", "pFedLA, Adam"}
+    assert [row[1].best for row in sheet.rows] == [False, True, False]
+    text = "\n".join(sheet.notes)
+    assert "Among the methods measured here: first in 1 of 1" in text  # FedAvg is as good, shown or not
+    assert "over 4 methods" in text
+    assert (
+        "1 cell is missing: `pfedla paper table1 --dataset fashion-mnist --clients 10 -a pfedla` adds it (about 6 min)."
+        in sheet.notes
+    )
+    (sheet,) = table_of_methods(ITEMS["table1"], places, WANTED)
+    assert [row[0].text for row in sheet.rows if row[1].best] == ["FedAvg", "pFedLA"]
+
+
+def test_each_column_says_what_the_class_prior_leaves_of_a_lead(places: Places, put: Put) -> None:
+    put(Cell(COLUMN, ROWS["pFedLA"], 0), 0.70, accuracy_class_prior=0.72)
+    put(Cell(COLUMN, ROWS["HeurpFedLA"], 0), 0.71, accuracy_class_prior=0.715)
+    put(Cell(COLUMN, ROWS["HeurpFedLA, Adam"], 0), 0.99, accuracy_class_prior=0.99)  # no rival
+    put(Cell(COLUMN, ROWS["FedAvg"], 0), 0.50, accuracy_class_prior=0.725)
+    put(Cell(COLUMN, ROWS["Local"], 0), 0.65, accuracy_class_prior=0.66)
+    (sheet,) = table_of_methods(ITEMS["table1"], places, WANTED)
+    assert (
+        "FashionMNIST, 10 clients: the better of pFedLA and HeurpFedLA stands +6.00 to the best other method (Local); "
+        "with the class prior, -0.50." in sheet.notes
+    )
+
+
 def test_figures_of_other_settings_are_refused_with_their_commit(places: Places, put: Put) -> None:
     put(Cell(COLUMN, ROWS["Local"], 0), 0.5, settings={"schedule": {"rounds": 7}})
     with pytest.raises(RunError, match=r"other settings \(.*schedule\.rounds.*\), measured by abc"):
@@ -154,6 +179,11 @@ def test_table_3_shows_bytes_and_the_papers_unit_for_what_was_retained(places: P
     assert third[1] == "missing"
     assert third[5:7] == ["312.52", "312.52"]
     assert fourth[1:3] == ["missing", "-"]
+    put(Cell(column, KEEP[1], 0), 0.94)  # added by hand: nobody knows what was retained
+    (sheet,) = table_of_retained(ITEMS["table3"], places, wanted)
+    assert [cell.text for cell in sheet.rows[1]][4:8] == ["", "488.65", "488.65", ""]
+    (sheet,) = table_of_retained(ITEMS["table3"], places, wanted._replace(algorithms=("pfedla",)))
+    assert [row[0].text for row in sheet.rows] == ["0"]
     assert unit == pytest.approx((2 * 85_822 - 0.25 * 61_560 - 0.75 * 850) * 750 * 4 / 2**20)
 
 

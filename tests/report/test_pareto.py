@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from matplotlib.image import imread
 
+from pfedla.codec import PRESETS
+from pfedla.comparison import read_comparison
 from pfedla.errors import ConfigError
-from pfedla.report.pareto import draw_pareto, frontier, points, smallest
+from pfedla.report.pareto import draw_pareto, everywhere, frontier, in_words, points, smallest
 
 
 def summary(label: str, accuracy: float | None, megabytes: float, seed: int = 0, **codec: str) -> dict[str, Any]:
@@ -17,6 +20,7 @@ def summary(label: str, accuracy: float | None, megabytes: float, seed: int = 0,
     return {**found, **sides, **beside, "settings": {"codec": codec}}
 
 
+ROOT = Path(__file__).parents[2]
 RUNS = [
     summary("local", 0.99, 0),
     summary("pfedla", 0.64, 100),
@@ -62,6 +66,51 @@ def test_the_smallest_is_within_what_is_allowed() -> None:
         smallest(found, "fedavg", 1.0)
 
 
+OTHER = [
+    summary("pfedla", 0.80, 50),
+    summary("pfedla,codec=int8", 0.795, 13, up="int8", down="int8"),
+    summary("pfedla,retain=1,codec=int4", 0.78, 6, up="int4", down="int4"),
+    summary("pfedla,codec.up=top-k", 0.80, 1, up="top-k"),  # in one of the comparisons alone
+]
+
+
+def test_what_is_good_enough_everywhere_comes_by_all_its_traffic() -> None:
+    both = [points(RUNS), points(OTHER)]
+    found = everywhere(both, "pfedla", 1.0)
+    assert [(choice.label, choice.codec) for choice in found] == [("pfedla,codec=int8", "int8"), ("pfedla", "no codec")]
+    assert [choice.megabytes for choice in found] == [pytest.approx(38), pytest.approx(150)]
+    assert found[0].worst == pytest.approx(-0.5)
+    assert everywhere(both, "pfedla", 2.0)[0].codec == "int4"
+    assert everywhere(both, "pfedla", 1.99)[0].codec == "int8"
+    worse = everywhere(both, "pfedla", 0.0, higher_is_better=False)
+    assert [choice.codec for choice in worse] == ["int4", "int8", "no codec"]
+    with pytest.raises(ConfigError, match=re.escape("unknown method 'pfedla,codec.up=top-k'")):
+        everywhere(both, "pfedla,codec.up=top-k", 1.0)
+
+
+def test_codecs_in_words_are_what_the_command_line_takes() -> None:
+    assert in_words({}) == "no codec"
+    assert in_words({"up": "int8", "down": "int8"}) == "int8"
+    assert in_words({"keep": 0.02, "down": "int8", "up": "top-k"}) == "up=top-k down=int8 keep=0.02"
+
+
+def test_the_small_preset_is_what_was_measured() -> None:
+    """Of pFedLA and HeurpFedLA on both data sets, 3 seeds: the least traffic within a point of pFedLA as it is."""
+    files = [ROOT / "results" / f"codecs-{name}.json" for name in ("cifar10", "fashion-mnist")]
+    measured = [points(read_comparison(file)) for file in files if file.exists()]
+    if len(measured) < 2 or any(point.seeds < 3 for some in measured for point in some):
+        assert "small" not in PRESETS  # nothing is chosen before it is measured
+        return
+    assert in_words(PRESETS["small"]) == everywhere(measured, "pfedla", 1.0)[0].codec
+
+
+def test_several_comparisons_have_a_panel_each(tmp_path: Path) -> None:
+    for runs in ({"one": RUNS}, {"one": RUNS, "other": OTHER}):
+        draw_pareto(tmp_path / f"{len(runs)}.svg", runs, "pfedla", 1.0)
+    one, two = ((tmp_path / f"{count}.svg").read_text() for count in (1, 2))
+    assert (one.count('id="axes_'), two.count('id="axes_')) == (1, 2)
+
+
 def test_runs_without_traffic_are_no_points() -> None:
     with pytest.raises(ConfigError, match="none of these runs has both a result and traffic"):
         points(RUNS[:1])
@@ -69,7 +118,7 @@ def test_runs_without_traffic_are_no_points() -> None:
 
 @pytest.mark.parametrize("runs", [RUNS, RUNS[1:2], [{**run, "percent": False} for run in RUNS]])
 def test_a_picture_is_drawn(tmp_path: Path, runs: list[dict[str, Any]]) -> None:
-    draw_pareto(tmp_path / "pareto.png", runs, "pfedla", 1.0)
+    draw_pareto(tmp_path / "pareto.png", {"one": runs}, "pfedla", 1.0)
     image = imread(tmp_path / "pareto.png")
     assert image.shape[0] > 500
     assert image.std() > 0.01
@@ -77,5 +126,5 @@ def test_a_picture_is_drawn(tmp_path: Path, runs: list[dict[str, Any]]) -> None:
 
 def test_there_is_a_look_for_more_codecs_than_colours(tmp_path: Path) -> None:
     runs = [summary(f"m{i}", 0.5, i + 1, up=f"c{i}") for i in range(20)]
-    draw_pareto(tmp_path / "pareto.svg", [{**run, "higher_is_better": False} for run in runs], "m3", 1.0)
+    draw_pareto(tmp_path / "pareto.svg", {"one": [{**run, "higher_is_better": False} for run in runs]}, "m3", 1.0)
     assert (tmp_path / "pareto.svg").read_text().count("<use") > 20

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,7 +16,8 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from pfedla.errors import RunError, unknown_name
-from pfedla.paper.figures import drawings_of, save, sheets_of
+from pfedla.paper.drawings import drawings_of, save
+from pfedla.paper.figures import sheets_of
 from pfedla.paper.grid import (
     ITEMS,
     SCALES,
@@ -27,14 +28,26 @@ from pfedla.paper.grid import (
     Scale,
     Wanted,
     cells_of,
+    columns_of,
     experiment_of,
+    methods_of,
     seconds_of,
 )
+from pfedla.paper.measured import missing
+from pfedla.paper.order import order_by_rounds
+from pfedla.paper.retained import table_of_retained
 from pfedla.paper.runs import Places, finished, left, run_all, run_cell
-from pfedla.paper.tables import FORMATS, Format, Sheet, table_of_methods, table_of_retained, written
+from pfedla.paper.sheets import FORMATS, Format, Sheet, lasting, written
+from pfedla.paper.tables import table_of_methods
 
 __all__ = ["paper", "shown"]
 
+SHEETS: dict[str, Callable[[Item, Places, Wanted], list[Sheet]]] = {  # all others are figures
+    "table1": table_of_methods,
+    "table2": table_of_methods,
+    "table3": table_of_retained,
+    "rounds": order_by_rounds,
+}
 _path = click.Path(path_type=Path)
 
 
@@ -103,29 +116,35 @@ def paper(
         return
     failed = [] if only_print else _run(places, items, wanted, jobs, overwrite, quiet)
     if not quiet:
-        click.echo(shown(items, places, wanted, form), nl=False)
+        text, without = shown(items, places, wanted, form)
+        click.echo(text, nl=False)
+        for sentence in without:
+            click.echo(sentence, err=form != "markdown")
     if draw or not only_print:
         drawings = [
             drawing for item in items if item.name[:3] == "fig" for drawing in drawings_of(item, places, wanted)
         ]
         paths = save(drawings, draw or runs / scale / "figures") if drawings else []
         if paths and not quiet:
-            Console(stderr=True).print(f"drawn: {', '.join(map(str, paths))}", highlight=False, soft_wrap=True)
+            said = f"drawn in {paths[0].parent}, as PNG and SVG: {', '.join(drawing.name for drawing in drawings)}"
+            Console(stderr=True).print(said, markup=False, highlight=False, soft_wrap=True)
     if failed:
         raise RunError(f"not everything could be run. {' '.join(failed)}")
 
 
-def shown(items: Sequence[Item], places: Places, wanted: Wanted, form: Format) -> str:
-    """Return tables, and what figures are to show, from what is measured."""
-    texts = []
+def shown(items: Sequence[Item], places: Places, wanted: Wanted, form: Format) -> tuple[str, list[str]]:
+    """Return tables, and what figures are to show, from what is measured; and what there is nothing of, in words."""
+    texts, without = [], []
     for item in items:
-        sheets: list[Sheet]
-        if item.name in ("table1", "table2"):
-            sheets = table_of_methods(item, places, wanted)
+        if sheets := SHEETS.get(item.name, sheets_of)(item, places, wanted):
+            texts.append(written(sheets, form))
+        elif columns := columns_of(item, wanted):
+            needed = {column: methods_of(item, column, wanted) for column in columns}
+            said = [f"{item.name}: nothing is measured at scale {places.scale}."]
+            without.append(" ".join([*said, *missing(item, places, wanted, needed)]))
         else:
-            sheets = (table_of_retained if item.name == "table3" else sheets_of)(item, places, wanted)
-        texts.append(written(sheets, form) if sheets else f"{item.name}: nothing is measured at scale {places.scale}\n")
-    return "\n".join(texts)
+            without.append(f"{item.name} has no such columns.")
+    return "\n".join(texts), without
 
 
 def _cell(column: str, spec: str, seed: str) -> Cell:
@@ -136,27 +155,30 @@ def _cell(column: str, spec: str, seed: str) -> Cell:
 
 
 def _list(places: Places, wanted: Wanted) -> None:
-    """Print what each table and figure costs."""
+    """Print what each table and figure costs, and all of them together."""
     table = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0))
     for heading in ("name", "shows"):
         table.add_column(heading, overflow="fold")
-    for heading in ("cells", "rounds\nof a cell", "finished", "hours\nspent", "hours\nleft"):
+    for heading in ("cells", "rounds\nof a cell", "finished", "time\nspent", "time left,\nestimated"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for item in ITEMS.values():
-        cells = cells_of([item], wanted)
+    for name, title, items in [
+        *((item.name, item.title, [item]) for item in ITEMS.values()),
+        ("all", "what several of them need is run once", list(ITEMS.values())),
+    ]:
+        cells = cells_of(items, wanted)
         known = {cell: finished(places, cell) for cell in cells}
         rounds = sorted({experiment_of(cell, places.scale).schedule.rounds for cell in cells})
         spent = sum(summary["seconds"] for summary in known.values() if summary)
         to_do = sum(seconds_of(cell, places.scale) for cell, summary in known.items() if not summary)
         done = sum(summary is not None for summary in known.values())
         table.add_row(
-            *(item.name, item.title, str(len(cells)), " or ".join(map(str, rounds)), str(done)),
-            *(f"{spent / 3600:.1f}", f"{to_do / 3600:.1f}"),
+            *(name, title, str(len(cells)), " or ".join(map(str, rounds)), str(done), lasting(spent), lasting(to_do)),
+            end_section=name == list(ITEMS)[-1],
         )
     Console().print(table)
-    click.echo(f"Scale {places.scale}: {SCALES[places.scale]}. Cells that several of them need are run once.")
+    click.echo(f"Scale {places.scale}: {SCALES[places.scale]}.")
     click.echo(
-        "Hours left are estimated, for two cores: 1.7 s for a round of ten clients on 28x28 images, 2.7 s on CIFAR,\n"
+        "Estimated for two cores: 1.7 s for a round of ten clients on 28x28 images, 2.7 s on CIFAR,\n"
         "and 5 times as much for pFedMe, as results/methods-*.json in the repository measured them."
     )
 
@@ -170,7 +192,7 @@ def _run(places: Places, items: Sequence[Item], wanted: Wanted, jobs: int, overw
         f"scale {places.scale}: {len(cells)} cells, {len(cells) - len(to_do)} finished", highlight=False, soft_wrap=True
     )
     try:
-        with _Progress(console, places.scale, to_do) as progress:
+        with _Progress(console, places.scale, cells, to_do) as progress:
             tell = lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)  # noqa: E731
             return run_all(places, to_do, jobs=jobs, overwrite=overwrite, report=progress, tell=tell)
     except KeyboardInterrupt:
@@ -181,8 +203,9 @@ def _run(places: Places, items: Sequence[Item], wanted: Wanted, jobs: int, overw
 class _Progress:
     """Shows how much of the grid is done, and the time left by the estimated costs and the speed so far."""
 
-    def __init__(self, console: Console, scale: Scale, cells: Sequence[Cell]) -> None:
+    def __init__(self, console: Console, scale: Scale, grid: Sequence[Cell], cells: Sequence[Cell]) -> None:
         self._console, self._cells = console, cells
+        self._all, self._before = len(grid), len(grid) - len(cells)
         self._cost = {cell: seconds_of(cell, scale) for cell in cells}
         self._rounds = {cell: experiment_of(cell, scale).schedule.rounds for cell in cells}
         self._first: dict[Cell, int] = {}  # rounds that an earlier start had done
@@ -197,19 +220,17 @@ class _Progress:
             auto_refresh=False,  # no thread beside the worker processes
             disable=not console.is_terminal,
         )
-        self._task: TaskID = self._bar.add_task("cells", total=len(cells), words="")
+        self._task: TaskID = self._bar.add_task("cells", total=len(grid), completed=self._before, words="")
 
     def __call__(self, cell: Cell, t: int) -> None:
         self._first.setdefault(cell, max(0, t - 1))
         before, self._now[cell] = self._now.get(cell, 0), t
-        done = sum(self._now.get(cell, 0) >= self._rounds[cell] for cell in self._cells)
+        done = self._before + sum(self._now.get(cell, 0) >= self._rounds[cell] for cell in self._cells)
         words = f"{cell.column.name}, {cell.method.name}, seed {cell.seed}"
         text = f"{words}: round {t}/{self._rounds[cell]}{self._time_left()}"
         self._bar.update(self._task, completed=done, words=text, refresh=True)
         if not self._console.is_terminal and t >= self._rounds[cell] > before:
-            self._console.print(
-                f"{done}/{len(self._cells)} {words}: done{self._time_left()}", highlight=False, soft_wrap=True
-            )
+            self._console.print(f"{done}/{self._all} {words}: done{self._time_left()}", highlight=False, soft_wrap=True)
 
     def _time_left(self) -> str:
         """Say how much longer it takes, as fast as it went so far."""
@@ -218,8 +239,7 @@ class _Progress:
         to_do = sum(share[cell] * (self._rounds[cell] - self._now.get(cell, 0)) for cell in self._cells)
         if not worked:
             return ""
-        minutes = (time.monotonic() - self._start) / worked * to_do / 60
-        return f", about {minutes / 60:.1f} h left" if minutes > 90 else f", about {minutes:.0f} min left"
+        return f", about {lasting((time.monotonic() - self._start) / worked * to_do)} left"
 
     def __enter__(self) -> _Progress:
         self._bar.start()

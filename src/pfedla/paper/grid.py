@@ -129,7 +129,7 @@ METHODS = (  # Tables 1 and 2
     ADAM,
     Method("HeurpFedLA, Adam", "heurpfedla,hyper_optimizer=adam,hyper_lr=0.0003,retain=1", printed=False),
 )
-FEW = ("local", "fedavg", "fedrep", "pfedla", "heurpfedla")  # of 100 clients, unless more are asked for
+FEW = ("local", "fedavg", "fedrep", "pfedla", "heurpfedla")  # of 100 clients and over rounds, unless more are asked for
 
 
 def _columns(names: str, clients: Iterable[int], datasets: Sequence[str] = DATASETS) -> tuple[Column, ...]:
@@ -138,6 +138,10 @@ def _columns(names: str, clients: Iterable[int], datasets: Sequence[str] = DATAS
 
 
 _RETAINING = _columns("{slug}-{n}-non-iid-1", [10], ("EMNIST", "CIFAR10"))
+_OVER_ROUNDS = (
+    *_columns("{slug}-{n}-non-iid-1", [10], ("CIFAR10", "FashionMNIST")),
+    *_columns("{slug}-{n}-non-iid-2", [10], ("CIFAR10", "FashionMNIST")),
+)
 ITEMS = {
     item.name: item
     for item in (
@@ -148,6 +152,7 @@ ITEMS = {
         Item("fig5", "a client's weights for others, over the rounds", _columns("fig5-{slug}", [8])),
         Item("fig6", "weights among clients that overlap with their neighbours", _columns("fig6-{slug}", [8])),
         Item("fig7", "a client's weights by layer", _RETAINING),
+        Item("rounds", "does the order of methods change with the rounds?", _OVER_ROUNDS),
     )
 }
 
@@ -200,7 +205,7 @@ def columns_of(item: Item, wanted: Wanted) -> tuple[Column, ...]:
     for n in wanted.clients:
         if n not in CLIENTS:
             raise ConfigError(f"the paper's tables have {' and '.join(map(str, CLIENTS))} clients, not {n}")
-    tables = item.name.startswith("table")
+    tables = not item.name.startswith("fig")
     return tuple(
         column
         for column in item.columns
@@ -222,6 +227,10 @@ def methods_of(item: Item, column: Column, wanted: Wanted) -> tuple[Method, ...]
     if item.name in ("table1", "table2"):
         found = rows_of(column, wanted.scale)
         if wanted.scale == "laptop" and column.place.clients == 100 and not wanted.algorithms:
+            found = tuple(method for method in found if method.algorithm in FEW)
+    elif item.name == "rounds":
+        found = tuple(method for method in rows_of(column, wanted.scale) if method.printed)
+        if not wanted.algorithms:
             found = tuple(method for method in found if method.algorithm in FEW)
     else:
         found = {"table3": KEEP, "fig1": SIMILARITY}.get(item.name, (LITERAL, ADAM))
@@ -248,6 +257,7 @@ def cells_of(items: Sequence[Item], wanted: Wanted) -> list[Cell]:
 
 # Seconds per round of 10 clients x 10 local epochs x 140 images, as `results/methods-*.json` has them for two cores.
 _PER_ROUND = {1: 1.7, 3: 2.7}  # Local, by the images' channels
+_TO_START = 2.0  # its processes
 _TIMES = {"per-fedavg": 1.4, "pfedme": 5.0, "fedbn": 1.4, "fedrep": 1.2, "pfedhn": 1.1}  # a round of Local
 
 
@@ -256,4 +266,5 @@ def seconds_of(cell: Cell, scale: Scale) -> float:
     experiment = experiment_of(cell, scale)
     data, schedule, training = experiment.data, experiment.schedule, experiment.training
     busy = (schedule.participants or data.clients) * training.local_epochs * data.samples_per_client / (10 * 10 * 200)
-    return schedule.rounds * busy * _PER_ROUND[IMAGES[data.dataset].shape[0]] * _TIMES.get(cell.method.algorithm, 1.0)
+    each = busy * _PER_ROUND[IMAGES[data.dataset].shape[0]] * _TIMES.get(cell.method.algorithm, 1.0)
+    return _TO_START + schedule.rounds * each

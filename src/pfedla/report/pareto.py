@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from pfedla.errors import ConfigError, unknown_name
 
-__all__ = ["Point", "draw_pareto", "frontier", "points", "smallest"]
+__all__ = ["Choice", "Point", "draw_pareto", "everywhere", "frontier", "in_words", "points", "smallest"]
 
 _INK, _FAINT = "#22303c", "#6b7a87"
 _COLOURS = ("#000000", "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999")  # Okabe and Ito
@@ -33,6 +34,15 @@ class Point(NamedTuple):
     seeds: int
 
 
+class Choice(NamedTuple):
+    """A method with a codec that is good enough in every comparison."""
+
+    label: str
+    codec: str
+    megabytes: float  # of all comparisons together
+    worst: float  # the headline's least difference from that of the reference
+
+
 def points(summaries: Sequence[dict[str, Any]]) -> list[Point]:
     """Return the points of a comparison, in its order; methods that send no layer are left out."""
     by_label: dict[str, list[dict[str, Any]]] = {}
@@ -48,7 +58,7 @@ def points(summaries: Sequence[dict[str, Any]]) -> list[Point]:
         scores = [run[_headline(run)] * (100 if run.get("percent", True) else 1) for run in runs]
         spread = stdev(scores) if len(scores) > 1 else 0.0
         method = ",".join(part for part in label.split(",") if not part.startswith("codec"))
-        codec = _codec(runs[0].get("settings", {}).get("codec", {}))
+        codec = in_words(runs[0].get("settings", {}).get("codec", {}))
         found.append(Point(label, method, codec, megabytes, fmean(scores), spread, len(runs)))
     return found
 
@@ -64,21 +74,69 @@ def frontier(found: Sequence[Point], higher_is_better: bool = True) -> list[Poin
 
 def smallest(found: Sequence[Point], against: str, within: float, higher_is_better: bool = True) -> Point:
     """Return the point of least traffic whose headline is at most `within` worse than that of the label `against`."""
-    known = {point.label: point for point in found}
-    if against not in known:
-        raise unknown_name("method", against, known)
+    label = everywhere([found], against, within, higher_is_better)[0].label
+    return next(point for point in found if point.label == label)
+
+
+def everywhere(
+    comparisons: Sequence[Sequence[Point]], against: str, within: float, higher_is_better: bool = True
+) -> list[Choice]:
+    """Return what is at most `within` worse than the label `against` in every comparison, the least traffic first."""
+    found = [{point.label: point for point in some} for some in comparisons]
+    for known in found:
+        if against not in known:
+            raise unknown_name("method", against, known)
     sign = 1 if higher_is_better else -1
-    good = [point for point in found if sign * (known[against].score - point.score) <= within]
-    return min(good, key=lambda point: point.megabytes)
+    good = []
+    for label in found[0]:
+        if all(label in known for known in found):
+            apart = [sign * (known[label].score - known[against].score) for known in found]
+            if min(apart) >= -within:
+                megabytes = sum(known[label].megabytes for known in found)
+                good.append(Choice(label, found[0][label].codec, megabytes, min(apart)))
+    return sorted(good, key=lambda choice: choice.megabytes)
 
 
-def draw_pareto(path: Path, summaries: Sequence[dict[str, Any]], against: str, within: float) -> None:
-    """Draw the headline against megabytes: a colour per codec, a marker per method, the frontier as a line."""
-    found, first = points(summaries), summaries[0]
+def draw_pareto(path: Path, comparisons: Mapping[str, Sequence[dict[str, Any]]], against: str, within: float) -> None:
+    """Draw the headline against megabytes: a colour per codec, a marker per method, the frontier as a line.
+
+    Every comparison has a panel; colours and markers mean the same in all of them.
+    """
+    found = {name: points(summaries) for name, summaries in comparisons.items()}
+    every = [point for some in found.values() for point in some]
+    codecs, methods = (list(dict.fromkeys(getattr(point, what) for point in every)) for what in ("codec", "method"))
+    figure = Figure(figsize=(7.2, 5.2), dpi=300, layout="constrained")  # as wide as a page
+    panels = figure.subplots(1, len(found), squeeze=False)[0]
+    for axis, (name, summaries) in zip(panels, comparisons.items(), strict=True):
+        _panel(axis, found[name], summaries[0], against, within, codecs, methods)
+    title = f"Circled: the least traffic within {within:g} of {against}.  Line: the best with no more traffic"
+    figure.suptitle(title, fontsize=9, color=_INK, fontweight="bold", x=0.01, ha="left")
+    by_codec = [Line2D([], [], marker="o", ls="none", ms=5.5, label=c, **_style(i)) for i, c in enumerate(codecs)]
+    by_method = [
+        Line2D([], [], marker=_MARKERS[i % len(_MARKERS)], ls="none", ms=5.5, mfc="none", mec=_INK, label=method)
+        for i, method in enumerate(methods)
+    ]
+    look: dict[str, Any] = {"frameon": False, "fontsize": 7.5, "labelcolor": _INK, "alignment": "left"}
+    legends = (
+        figure.legend(handles=by_method, title="method", loc="outside lower left", **look),
+        figure.legend(handles=by_codec, title="codec", loc="outside lower right", ncols=2, **look),
+    )
+    for legend in legends:
+        legend.get_title().set(fontsize=7.5, fontweight="bold", color=_INK)
+    figure.savefig(path)
+
+
+def _panel(
+    axis: Axes,
+    found: Sequence[Point],
+    first: dict[str, Any],
+    against: str,
+    within: float,
+    codecs: Sequence[str],
+    methods: Sequence[str],
+) -> None:
+    """Draw the points of one comparison, of which `first` is a run."""
     up, percent = first.get("higher_is_better", True), first.get("percent", True)
-    codecs, methods = (list(dict.fromkeys(getattr(point, what) for point in found)) for what in ("codec", "method"))
-    figure = Figure(figsize=(8.6, 5.0), dpi=130, layout="constrained")
-    axis = figure.subplots()
     best, least = frontier(found, up), smallest(found, against, within, up)
     reference = next(point for point in found if point.label == against)
     edge = reference.score - within * (1 if up else -1)
@@ -86,7 +144,7 @@ def draw_pareto(path: Path, summaries: Sequence[dict[str, Any]], against: str, w
     axis.axhline(edge, color=_FAINT, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
     words = f"{against} less {within:g}" if up else f"{against} and {within:g} more"
     axis.annotate(words, (0, edge), (4, 3), xycoords=("axes fraction", "data"), textcoords="offset points",
-                  va="bottom", fontsize=7.5, color=_FAINT)  # fmt: skip
+                  va="bottom", fontsize=7, color=_FAINT, zorder=6)  # fmt: skip
     line = [p.megabytes for p in best], [p.score for p in best]
     axis.plot(*line, drawstyle="steps-post", color=_FAINT, linewidth=1.1, zorder=2)
     for point in found:
@@ -94,43 +152,28 @@ def draw_pareto(path: Path, summaries: Sequence[dict[str, Any]], against: str, w
         marker = _MARKERS[methods.index(point.method) % len(_MARKERS)]
         axis.errorbar(point.megabytes, point.score, point.spread or None, fmt="none", ecolor=style["markeredgecolor"],
                       elinewidth=0.8, alpha=0.45, zorder=3)  # fmt: skip
-        axis.plot(point.megabytes, point.score, marker, markersize=7, linestyle="none", zorder=4, **style)
-    axis.plot(least.megabytes, least.score, "o", markersize=15, fillstyle="none", color=_INK, mew=1.1, zorder=5)
+        axis.plot(point.megabytes, point.score, marker, markersize=5.5, linestyle="none", zorder=4, **style)
+    axis.plot(least.megabytes, least.score, "o", markersize=12, fillstyle="none", color=_INK, mew=1.1, zorder=5)
     axis.set_xscale("log")
     axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.xaxis.set_minor_formatter(NullFormatter())
     axis.yaxis.set_major_locator(MaxNLocator(7))
-    axis.set_xlabel("MB in all, down and up, headers included", fontsize=9.5, color=_INK)
+    axis.set_xlabel("MB in all, down and up, headers included", fontsize=8, color=_INK)
     name = first.get("headline", "accuracy")
-    axis.set_ylabel(f"{name} %" if percent else name, fontsize=9.5, color=_INK)
-    axis.tick_params(labelsize=8.5, colors=_FAINT, which="both")
+    axis.set_ylabel(f"{name} %" if percent else name, fontsize=8, color=_INK)
+    axis.tick_params(labelsize=7.5, colors=_FAINT, which="both")
     axis.grid(color="#e6eaed", linewidth=0.7)
     axis.set_axisbelow(True)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
-    axis.set_title(
-        f"Circled: the least traffic within {within:g} of {against}.  Line: the best with no more traffic",
-        fontsize=8.5, color=_FAINT, loc="left",
-    )  # fmt: skip
     of = f"{first['dataset']}, {first['clients']} clients, {first['rounds']} rounds"
     seeds = max(point.seeds for point in found)
-    over = f", mean and deviation over {seeds} seeds" if seeds > 1 else f", seed {first['seed']}"
-    figure.suptitle(of + over, color=_INK, fontsize=12, fontweight="bold", x=0.01, ha="left")
-    by_codec = [Line2D([], [], marker="o", ls="none", ms=7, label=c, **_style(i)) for i, c in enumerate(codecs)]
-    by_method = [
-        Line2D([], [], marker=_MARKERS[i % len(_MARKERS)], ls="none", ms=7, mfc="none", mec=_INK, label=method)
-        for i, method in enumerate(methods)
-    ]
-    heading = {title: Line2D([], [], ls="none", label=title) for title in ("method", "codec")}
-    handles = [heading["method"], *by_method, heading["codec"], *by_codec]
-    legend = figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize=8.5, labelcolor=_INK)
-    for text in (legend.get_texts()[0], legend.get_texts()[1 + len(methods)]):
-        text.set_fontweight("bold")
-    figure.savefig(path)
+    over = f", {seeds} seeds" if seeds > 1 else f", seed {first['seed']}"
+    axis.set_title(of + over, fontsize=8, color=_INK, loc="left")
 
 
-def _codec(settings: dict[str, Any]) -> str:
+def in_words(settings: dict[str, Any]) -> str:
     """Return a codec's settings in a few words."""
     if settings.keys() == {"up", "down"} and settings["up"] == settings["down"]:
         return str(settings["up"])

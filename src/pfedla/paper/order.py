@@ -1,0 +1,102 @@
+"""Does the order of the methods change with the rounds? Read from the curves of runs that are measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+
+import numpy as np
+
+from pfedla.paper.counting import ranks, spearman
+from pfedla.paper.grid import Column, Item, Wanted, columns_of, methods_of, rows_of
+from pfedla.paper.measured import heading, measured_by, missing, record_of, with_notes
+from pfedla.paper.printed import TABLE1, TABLE2
+from pfedla.paper.runs import Places, Summary, summaries_of
+from pfedla.paper.sheets import Figure, Sheet
+
+__all__ = ["MARKS", "changes", "marks", "order_by_rounds"]
+
+MARKS = (60, 200, 600)
+Curves = dict[str, dict[int, float]]  # method -> round -> accuracy in per cent
+
+
+def order_by_rounds(item: Item, places: Places, wanted: Wanted) -> list[Sheet]:
+    """Return accuracies and ranks after some rounds, a sheet for each column that has two methods or more."""
+    sheets = list[Sheet]()
+    asked = {column: methods_of(item, column, wanted) for column in columns_of(item, wanted)}
+    for column in asked:
+        rows = [m for m in rows_of(column, places.scale) if not wanted.algorithms or m.algorithm in wanted.algorithms]
+        found = summaries_of(places, column, rows, wanted.seeds)
+        found = {name: [cell for cell in cells if "curve" in cell] for name, cells in found.items()}
+        curves = {name: _curve(cells) for name, cells in found.items() if cells}
+        if len(curves) > 1:
+            sheets.append(_sheet(item, places, column, curves, [cell for cells in found.values() for cell in cells]))
+    return with_notes(sheets, missing(item, places, wanted, asked)) if sheets else []
+
+
+def marks(curves: Mapping[str, Mapping[int, float]]) -> list[int]:
+    """Return the rounds to look at: 60, 200, 600 and the last that all have; of short curves the first and the last."""
+    common = sorted(set.intersection(*(set(curve) for curve in curves.values())))
+    chosen = sorted({*(t for t in MARKS if t in common), *common[-1:]})
+    return chosen if len(chosen) > 1 else sorted({*common[:1], *chosen})
+
+
+def changes(curves: Mapping[str, Mapping[int, float]], before: int, after: int) -> list[tuple[str, str]]:
+    """Return the pairs of methods of which the first is ahead after `before` rounds, and the second after `after`."""
+    pairs = [pair for a, b in combinations(curves, 2) for pair in ((a, b), (b, a))]
+    return [
+        (one, other)
+        for one, other in pairs
+        if curves[one][before] > curves[other][before] and curves[one][after] < curves[other][after]
+    ]
+
+
+def _curve(cells: Sequence[Summary]) -> dict[int, float]:
+    """Return the mean over seeds, of the rounds that all have."""
+    each = [dict(zip(*cell["curve"][:2], strict=True)) for cell in cells]
+    common = sorted(set.intersection(*map(set, each)))
+    return {t: 100 * float(np.mean([curve[t] for curve in each])) for t in common}
+
+
+def _sheet(item: Item, places: Places, column: Column, curves: Curves, cells: Sequence[Summary]) -> Sheet:
+    at, names = marks(curves), list(curves)
+    ranked = {t: dict(zip(names, ranks([-curves[name][t] for name in names]), strict=True)) for t in at}
+    best = {t: max(curve[t] for curve in curves.values()) for t in at}
+    rows, records = [], []
+    for name, curve in curves.items():
+        figures = [Figure(f"{curve[t]:.2f} ({ranked[t][name]:g})", curve[t] == best[t]) for t in at]
+        rows.append((Figure(name), *figures))
+        records += [
+            record_of(item, places, column, name) | {"after": t, "accuracy": curve[t], "rank": float(ranked[t][name])}
+            for t in at
+        ]
+    notes = [_compared(curves, before, after) for before, after in combinations(at, 2)]
+    printed = TABLE1 if column.name.endswith("non-iid-1") else TABLE2
+    known = [name for name in names if column.place in printed.get(name, ())]
+    paper = [printed[name][column.place].mean for name in known]
+    alike = [(t, spearman([curves[name][t] for name in known], paper)) for t in at]
+    if said := [f"{found:+.2f} in round {t}" for t, found in alike if found is not None]:
+        notes.append(f"Rank correlation with the paper's order: {', '.join(said)}, over {len(known)} methods.")
+    seeds = len({cell["seed"] for cell in cells})
+    split = column.name.partition("-non-")[2]
+    title = f"Order over the rounds, {column.place.dataset}, non-{split} ({heading(places, column, seeds)}), "
+    head = ("method", *(f"round {t}: % (rank)" for t in at))
+    return Sheet(title + f"scale {places.scale}", head, tuple(rows), (*notes, measured_by(cells)), tuple(records))
+
+
+def _compared(curves: Curves, before: int, after: int) -> str:
+    """Say how alike the orders at two rounds are, and who changes places by how much: those first who do so clearly."""
+
+    def gaps(pair: tuple[str, str]) -> tuple[float, float]:
+        one, other = (curves[name] for name in pair)
+        return other[before] - one[before], other[after] - one[after]
+
+    found = spearman([curve[before] for curve in curves.values()], [curve[after] for curve in curves.values()])
+    said = f"Rounds {before} and {after}: "
+    said += f"rank correlation {found:+.2f} over {len(curves)} methods; " if found is not None else ""
+    swaps = sorted(changes(curves, before, after), key=lambda pair: -min(map(abs, gaps(pair))))
+    if not swaps:
+        return said + "no two methods change places."
+    clearest = "; ".join("{1} overtakes {0} ({2:+.2f}, then {3:+.2f})".format(*pair, *gaps(pair)) for pair in swaps[:3])
+    pairs = len(curves) * (len(curves) - 1) // 2
+    return said + f"{len(swaps)} of {pairs} pairs change places, most clearly: {clearest}."

@@ -1,0 +1,73 @@
+"""Tables as text: Markdown, CSV, LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple
+
+__all__ = ["FORMATS", "Figure", "Format", "Sheet", "lasting", "written"]
+
+Format = Literal["markdown", "csv", "latex"]
+FORMATS: tuple[Format, ...] = ("markdown", "csv", "latex")
+
+
+class Figure(NamedTuple):
+    """A text in a table, and whether it is the best of its column."""
+
+    text: str
+    best: bool = False
+
+
+class Sheet(NamedTuple):
+    """A table to be printed, with what stands above and below it; and the same as plain values."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[Figure, ...], ...]
+    notes: tuple[str, ...]
+    records: tuple[dict[str, Any], ...]
+
+
+def written(sheets: Sequence[Sheet], form: Format) -> str:
+    """Return sheets as text."""
+    if form == "csv":
+        text = io.StringIO()
+        records = [record for sheet in sheets for record in sheet.records]
+        writer = csv.DictWriter(text, list(records[0]) if records else [], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(records)
+        return text.getvalue()
+    return "\n".join(_markdown(sheet) if form == "markdown" else _latex(sheet) for sheet in sheets)
+
+
+def _markdown(sheet: Sheet) -> str:
+    lines = [sheet.head, ("---",) * len(sheet.head)]
+    lines += [tuple(f"**{cell.text}**" if cell.best else cell.text for cell in row) for row in sheet.rows]
+    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    notes = "".join(f"- {note}\n" for note in sheet.notes)
+    return f"{sheet.title}\n\n{table}" + (f"\n{notes}" if notes else "")
+
+
+def _latex(sheet: Sheet) -> str:
+    def row(cells: Iterable[Figure]) -> str:
+        texts = (rf"\textbf{{{_escaped(cell.text)}}}" if cell.best else _escaped(cell.text) for cell in cells)
+        return " & ".join(texts) + r" \\"
+
+    lines = [f"% {sheet.title}", rf"\begin{{tabular}}{{l{'r' * (len(sheet.head) - 1)}}}", r"\toprule"]
+    lines += [row(map(Figure, sheet.head)), r"\midrule", *map(row, sheet.rows), r"\bottomrule", r"\end{tabular}"]
+    return "\n".join([*lines, *(f"% {note}" for note in sheet.notes)]) + "\n"
+
+
+def _escaped(text: str) -> str:
+    for sign, word in (("%", r"\%"), ("_", r"\_"), ("±", r"$\pm$"), ("^", r"\^{}")):
+        text = text.replace(sign, word)
+    return text
+
+
+def lasting(seconds: float) -> str:
+    """Return a time in words: hours, minutes, or seconds."""
+    if seconds >= 5400:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
