@@ -1,7 +1,8 @@
 """How well newcomers do: some clients of a federation are left out, the others train, and each of them joins.
 
-Beside pFedLA's newcomer stand FedAvg's model, as it is and trained on by the newcomer, and a client that trains alone
-from the first model, as many rounds. Every line is the mean over newcomers; results are collected as JSON.
+Beside the newcomers of pFedLA and pFedLA-X stand FedAvg's model, as it is and trained on by the newcomer, FedAvg-FT's,
+which is fine-tuned before it is scored, and a client that trains alone from the first model, as many rounds. Every line
+is the mean over newcomers; results are collected as JSON, and what is there already is not measured again.
 
     python -m experiments.newcomers experiments/methods-cifar10-non-iid-1.toml --seeds 3 --json results/newcomers.json
     python -m experiments.newcomers --json results/newcomers.json    # the table
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from pfedla.algorithm import Algorithm
-from pfedla.algorithms import FedAvg, Local, PFedLA
+from pfedla.algorithms import FedAvg, FedAvgFT, Local, PFedLA, PFedLAX
 from pfedla.config import Experiment
 from pfedla.data.federation import Federation
 from pfedla.experiment import federation_of, run_experiment
@@ -29,6 +30,15 @@ from pfedla.newcomer import join_with
 from pfedla.version import commit
 
 ROUNDS = (0, 1, 5)
+METHODS: dict[str, tuple[Algorithm[Any], bool]] = {  # whether gradients choose where newcomers start
+    "pfedla": (PFedLA(), True),
+    "pfedla, no gradients": (PFedLA(), False),
+    "pfedla-x": (PFedLAX(), True),
+    "pfedla-x, no gradients": (PFedLAX(), False),
+    "fedavg": (FedAvg(), False),
+    "fedavg-ft": (FedAvgFT(), False),
+    "local": (Local(), False),
+}
 
 
 def without(federation: Federation, clients: Sequence[int]) -> Federation:
@@ -43,43 +53,36 @@ def without(federation: Federation, clients: Sequence[int]) -> Federation:
     )
 
 
-def measure(experiment: Experiment, newcomers: int, gradients: int) -> list[dict[str, Any]]:
+def measure(experiment: Experiment, methods: Sequence[str], newcomers: int, gradients: int) -> list[dict[str, Any]]:
     """Return a line for each method: the newcomers' mean headline after 0, 1 and 5 rounds."""
     federation = federation_of(experiment)
     left_out = [place * len(federation.data) // newcomers for place in range(newcomers)]
     others, headline = without(federation, left_out), experiment.objective.headline
     rows = []
-    settings: dict[str, tuple[Algorithm[Any], int]] = {
-        "pfedla": (PFedLA(), gradients),
-        "pfedla, no gradients": (PFedLA(), 0),
-        "fedavg": (FedAvg(), 0),
-        "local": (Local(), 0),
-    }
     with tempfile.TemporaryDirectory() as folder:
-        for label, (algorithm, few) in settings.items():
+        for label in methods:
+            algorithm, chooses = METHODS[label]
             out = Path(folder, type(algorithm).__name__)
             if not out.exists():
                 schedule = replace(
                     experiment.schedule, rounds=1 if isinstance(algorithm, Local) else experiment.schedule.rounds
                 )
                 run_experiment(replace(experiment, algorithm=algorithm, schedule=schedule), out, federation=others)
+            few = gradients if chooses else 0
             found = [
-                join_with(
-                    out, federation.data[client], name=federation.names[client], rounds=max(ROUNDS), gradients=few
-                )
-                for client in left_out
+                join_with(out, federation.data[i], name=federation.names[i], rounds=max(ROUNDS), gradients=few)
+                for i in left_out
             ]
-            rows.append(
-                {"method": label}
-                | {str(t): round(float(np.mean([x.history[t][headline] for x in found])), 4) for t in ROUNDS}
-            )
+            scores = {str(t): round(float(np.mean([x.history[t][headline] for x in found])), 4) for t in ROUNDS}
+            rows.append({"method": label, "commit": commit(), **scores})
     return rows
 
 
 def table(found: dict[str, Any]) -> str:
     """Return what was collected as a Markdown table: mean ± standard deviation over seeds, in %."""
     columns = list(dict.fromkeys(key.partition(", seed")[0] for key in found))
-    methods = list(dict.fromkeys(row["method"] for one in found.values() for row in one["rows"]))
+    measured = {row["method"] for one in found.values() for row in one["rows"]}
+    methods = [method for method in METHODS if method in measured]
     head = [f"{column}, after {t}" for column in columns for t in ROUNDS]
     lines = [f"| newcomer of | {' | '.join(head)} |", "| --- |" + " --- |" * len(head)]
     for method in methods:
@@ -100,6 +103,7 @@ def main() -> None:
     parser.add_argument("configs", nargs="*", type=Path)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("--method", action="append", choices=METHODS, help="by default all")
     parser.add_argument("--newcomers", type=int, default=3)
     parser.add_argument("--gradients", type=int, default=10)
     parser.add_argument("--validation", type=float, help="score on this share of the training samples, not on test")
@@ -113,16 +117,19 @@ def main() -> None:
     for config in options.configs:
         for seed in range(options.seeds):
             key = f"{config.stem}, seed {seed}"
-            if key in found:
-                continue
             experiment = Experiment.load(config)
             schedule = replace(experiment.schedule, seed=seed, rounds=options.rounds or experiment.schedule.rounds)
             machine = replace(experiment.machine, workers=options.workers, data_dir=options.data_dir)
             data = replace(experiment.data, validation=options.validation)
-            rows = measure(
-                replace(experiment, schedule=schedule, machine=machine, data=data), options.newcomers, options.gradients
-            )
-            found[key] = {"commit": commit(), "rounds": schedule.rounds, "newcomers": options.newcomers, "rows": rows}
+            about = {"rounds": schedule.rounds, "newcomers": options.newcomers}
+            one = found.setdefault(key, {"commit": commit(), **about, "rows": []})
+            if {name: one[name] for name in about} != about:
+                parser.error(f"{key} was measured with {one['rounds']} rounds and {one['newcomers']} newcomers")
+            done = {row["method"] for row in one["rows"]}
+            missing = [method for method in options.method or METHODS if method not in done]
+            experiment = replace(experiment, schedule=schedule, machine=machine, data=data)
+            rows = measure(experiment, missing, options.newcomers, options.gradients) if missing else []
+            one["rows"] += rows
             sys.stdout.write("\n  ".join([key, *map(str, rows)]) + "\n")
             if options.json:
                 options.json.write_text(json.dumps(found, indent=2) + "\n")

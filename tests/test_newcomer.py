@@ -13,7 +13,7 @@ import torch
 from click.testing import CliRunner
 
 import pfedla
-from pfedla import Codec, FedAMP, FedAvg, HeurPFedLA, Local, PFedLA, cli, load_model
+from pfedla import Codec, FedAMP, FedAvg, HeurPFedLA, Local, PFedLA, PFedLAX, cli, load_model
 from pfedla.algorithms.hypernetwork import hypernetwork
 from pfedla.errors import ConfigError, DataError, RunError
 from pfedla.models import MLP
@@ -132,6 +132,17 @@ def test_gradients_find_the_group_before_any_training(who: int, tmp_path: Path) 
     torch.testing.assert_close(again(x), found.module(x))
 
 
+@pytest.mark.parametrize("who", [0, 1])
+def test_gradients_find_the_group_in_a_federation_of_pfedla_x(who: int, tmp_path: Path) -> None:
+    run, client = federation(tmp_path / "run", PFedLAX()), groups(6, seed=5)[4 + who]
+    found, blind = (join(run, client, name="new", rounds=4, gradients=k, model=model) for k in (10, 0))
+    assert found.history[0]["accuracy"] > 0.85 > 0.75 > blind.history[0]["accuracy"]
+    assert found.history[-1]["accuracy"] > 0.85
+    last = list(found.weights)[-1]
+    own_group = sum(found.weights[last][f"client-{i}"] for i in range(4) if i % 2 == who)
+    assert own_group > 3 * sum(found.weights[last][f"client-{i}"] for i in range(4) if i % 2 != who)
+
+
 def test_its_own_rounds_are_counted(tmp_path: Path) -> None:
     found = join(federation(tmp_path / "run"), groups(1)[0], rounds=2, gradients=1, model=model)
     down = [line["bytes_down"] for line in found.history]
@@ -140,12 +151,12 @@ def test_its_own_rounds_are_counted(tmp_path: Path) -> None:
     assert found.history[1]["bytes_up"] > 0
 
 
-@pytest.mark.parametrize("algorithm", [HeurPFedLA(retain=2), FedAvg(), Local(), PFedLA()])
+@pytest.mark.parametrize("algorithm", [HeurPFedLA(retain=2), FedAvg(), Local(), PFedLA(), PFedLAX()])
 def test_methods_that_take_newcomers(algorithm: Any, tmp_path: Path) -> None:
     run = federation(tmp_path / "run", algorithm, codec=Codec(up="int8"))
     found = join(run, groups(1)[0], rounds=4, gradients=5, model=model)
     assert found.history[-1]["accuracy"] > 0.9
-    assert bool(found.weights) == isinstance(algorithm, PFedLA)
+    assert bool(found.weights) == isinstance(algorithm, PFedLA | PFedLAX)
 
 
 def test_layers_that_a_newcomer_would_retain_are_sent_before_its_first_round(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pfedla
 from pfedla import FedAvg, PFedLA, Privacy, Training
 from pfedla.algorithm import Algorithm
 from pfedla.algorithms import FedBN, FedFomo, PFedLAX, Scaffold
+from pfedla.algorithms.pfedla_x import Judged
 from pfedla.client import Job, Runtime, Setting
 from pfedla.codec import Codec
 from pfedla.config import Experiment
@@ -119,7 +120,7 @@ def test_methods_declare_what_they_upload_beside_their_changes(algorithm: Algori
 
 
 def test_of_every_method_only_clipped_changes_leave_the_client_or_it_is_refused(algorithm: Algorithm[Any]) -> None:
-    if isinstance(algorithm, FedFomo | PFedLAX | Scaffold):
+    if isinstance(algorithm, FedFomo | Judged | Scaffold):
         with pytest.raises(ConfigError, match=type(algorithm).__name__):
             private_setting(algorithm, clip=0.01)
         return

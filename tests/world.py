@@ -16,7 +16,8 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
 from pfedla.algorithm import Algorithm
-from pfedla.algorithms import ALGORITHMS, APFL, Clustered, PFedLAPeers, PFedLAX
+from pfedla.algorithms import ALGORITHMS, APFL, Clustered, PFedLAPeers, PFedLAX, PFedLAXPeers
+from pfedla.algorithms.pfedla_x_hyper import PFedLAXHyper
 from pfedla.client import Evaluation, Job, Runtime, Setting
 from pfedla.codec import Codec
 from pfedla.engine import FlatModel
@@ -41,6 +42,8 @@ METHODS: dict[str, Callable[[], Algorithm[Any]]] = {
     "pfedla-peers": lambda: PFedLAPeers(peers=2, refresh=2),
     "heurpfedla-peers": lambda: PFedLAPeers(peers=2, refresh=2, retain=1),
     "pfedla-x-one": lambda: PFedLAX(hold=1, logits="one"),
+    "pfedla-x-peers": lambda: PFedLAXPeers(hold=1, peers=2, refresh=2),
+    "pfedla-x-hyper": lambda: PFedLAXHyper(hold=1),
 }
 """Every method, with its default settings; and variants with a path of their own."""
 

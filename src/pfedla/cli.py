@@ -240,7 +240,7 @@ def run(
     metavar="NAME[,KEY=VALUE...]",
     help="A method, with its own settings.",
 )
-@click.option("--all", "everything", is_flag=True, help="All methods that the model allows, but pfedla-peers.")
+@click.option("--all", "everything", is_flag=True, help="All methods that the model allows, but those with peers.")
 @_seeds
 @click.option("--out", type=_path, default=Path("runs/comparison"), show_default=True, help="For the run directories.")
 @click.option("--results", type=_path, metavar="FILE", help="Collect figures here; what it holds is not run again.")
@@ -265,7 +265,7 @@ def compare(
     """
     if not methods and not everything:
         raise ConfigError(f"name at least one method with -a, or --all of {', '.join(ALGORITHMS)}")
-    every = [name for name in ALGORITHMS if name != "pfedla-peers"]  # with few clients that is pfedla once more
+    every = [name for name in ALGORITHMS if not name.endswith("-peers")]  # with few clients the same once more
     listed = [*(every if everything else ()), *methods]
     _compare(settings, listed, seeds, out, overwrite, quiet, as_json, lenient=everything, results=results)
 

@@ -74,7 +74,7 @@ def join(
     Parameters
     ----------
     path
-        The run's folder. Its method is pFedLA, HeurpFedLA, or one with a shared model.
+        The run's folder. Its method is pFedLA, HeurpFedLA, pFedLA-X, or one with a shared model.
     client
         The newcomer's data: `(x, y)` or `(x, y, x_test, y_test)`, like that of the others.
     name

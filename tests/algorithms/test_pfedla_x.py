@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from pfedla.algorithms import FedAvg, Local, PFedLAX
-from pfedla.algorithms.pfedla_x import between, climbed, judged, weights_of_others
+from pfedla.algorithms.pfedla_x import between, climbed, judged, teachers, weights_of_others
 from pfedla.client import Setting
+from pfedla.codec import Codec
 from pfedla.engine import FlatModel
 from pfedla.layers import Layers, kind_of
 from pfedla.record import RunRecord
@@ -51,45 +52,68 @@ def sigmoid(x: float) -> float:
 # ---- equations
 
 
-def test_weights_are_a_softmax_over_the_others() -> None:
+def everybody(ids: Tensor, n: int) -> Tensor:
+    """Return that clients learn from all others: `(rows, 1, n)`."""
+    return teachers(torch.arange(n).expand(len(ids), -1), ids, torch.ones(n, dtype=torch.bool))
+
+
+def test_clients_learn_from_others_that_have_trained_and_from_all_if_none_has() -> None:
+    candidates = torch.tensor([[0, 1, 2, 3], [2, 3, 1, 0], [3, 2, 1, 0]])
+    for trained in ([1, 2], [2], [], [0, 1, 2, 3]):
+        has = torch.tensor([j in trained for j in range(4)])
+        found = teachers(candidates, torch.tensor([0, 2, 3]), has)
+        assert found.shape == (3, 1, 4)
+        for row, i in enumerate((0, 2, 3)):
+            able = [j for j in trained if j != i] or [j for j in range(4) if j != i]
+            assert found[row, 0].tolist() == [j in able for j in candidates[row].tolist()]
+    assert teachers(torch.tensor([[0]]), torch.tensor([0]), torch.tensor([True])).tolist() == [[[False]]]
+
+
+def test_weights_are_a_softmax_over_whom_a_client_learns_from() -> None:
     z, ids = drawn(2, 3, 4), torch.tensor([3, 1])
-    q = weights_of_others(z, ids)
-    for row, i in enumerate(ids.tolist()):
-        for layer in range(3):
-            total = sum(math.exp(float(z[row, layer, j])) for j in range(4) if j != i)
-            for j in range(4):
-                expected = 0.0 if j == i else math.exp(float(z[row, layer, j])) / total
-                assert float(q[row, layer, j]) == pytest.approx(expected, rel=1e-12)
-    assert torch.equal(weights_of_others(torch.zeros(1, 3, 1), torch.tensor([0])), torch.zeros(1, 3, 1))
-    assert torch.equal(
-        weights_of_others(drawn(1, 2, 2), torch.tensor([1])), torch.tensor([[[1.0, 0], [1, 0]]]).double()
-    )
+    for trained in ([0, 1, 2, 3], [0, 1], []):
+        among = teachers(torch.arange(4).expand(2, -1), ids, torch.tensor([j in trained for j in range(4)]))
+        q = weights_of_others(z, among)
+        for row, i in enumerate(ids.tolist()):
+            able = [j for j in trained if j != i] or [j for j in range(4) if j != i]
+            for layer in range(3):
+                total = sum(math.exp(float(z[row, layer, j])) for j in able)
+                for j in range(4):
+                    expected = math.exp(float(z[row, layer, j])) / total if j in able else 0.0
+                    assert float(q[row, layer, j]) == pytest.approx(expected, rel=1e-12)
+    alone, other = torch.tensor([0]), torch.tensor([1])
+    assert torch.equal(weights_of_others(drawn(1, 3, 1), everybody(alone, 1)), torch.zeros(1, 3, 1).double())
+    of_two = weights_of_others(drawn(1, 2, 2), everybody(other, 2))
+    assert torch.equal(of_two, torch.tensor([[[1.0, 0], [1, 0]]]).double())
 
 
 def test_logits_of_others_climb_the_mean_gradients_inner_products() -> None:
-    z, g, path, ids = drawn(2, 3, 4), drawn(2, 3, 4, seed=1), torch.tensor([0.5, 2.0]), torch.tensor([2, 0])
-    found = climbed(z, g, path, ids, eta=0.7)
-    q = weights_of_others(found, ids)
+    z, g, path, ids = drawn(2, 3, 5), drawn(2, 3, 5, seed=1), torch.tensor([0.5, 2.0]), torch.tensor([2, 0])
+    among = teachers(torch.arange(5).expand(2, -1), ids, torch.tensor([True, True, True, True, False]))
+    found = climbed(z, g, path, among, eta=0.7)
+    q = weights_of_others(found, among)
     for row, i in enumerate(ids.tolist()):
+        able = [j for j in range(4) if j != i]  # the last has not trained
         for layer in range(3):
             raised = z[row, layer].numpy() + 0.7 * g[row, layer].numpy() / float(path[row])
-            expected = np.where(np.arange(4) == i, 0, np.exp(raised))
+            expected = np.where(np.isin(np.arange(5), able), np.exp(raised), 0)
             np.testing.assert_allclose(q[row, layer], expected / expected.sum(), rtol=1e-10)
-            others = [j for j in range(4) if j != i]
-            mean = float(g[row, layer, others].mean())
+            mean = float(g[row, layer, able].mean())
             np.testing.assert_allclose(
-                found[row, layer, others] - z[row, layer, others],
-                0.7 * (g[row, layer, others].numpy() - mean) / float(path[row]),
+                found[row, layer, able] - z[row, layer, able],
+                0.7 * (g[row, layer, able].numpy() - mean) / float(path[row]),
                 rtol=1e-10,
             )
-            assert found[row, layer, i] == z[row, layer, i]  # its own column means nothing, and does not move
-    assert torch.equal(climbed(z, g, path, ids, eta=0.0), z)
+            for j in (i, 4):
+                assert found[row, layer, j] == z[row, layer, j]  # of whom nothing is learned, nothing is said
+    assert torch.equal(climbed(z, g, path, among, eta=0.0), z)
 
 
 def test_equal_others_are_not_told_apart_by_rounding() -> None:
     g = torch.full((1, 1, 5), 1e3) * (1 + 1e-7 * torch.tensor([0.0, 1, 0, 1, 0]))
     g[..., 2] = -1e6  # the client's own
-    assert torch.equal(climbed(torch.zeros(1, 1, 5), g, torch.ones(1), torch.tensor([2]), 1.0), torch.zeros(1, 1, 5))
+    among = everybody(torch.tensor([2]), 5)
+    assert torch.equal(climbed(torch.zeros(1, 1, 5), g, torch.ones(1), among, 1.0), torch.zeros(1, 1, 5))
 
 
 def model(seed: int, rows: int = 2) -> Layers:
@@ -183,7 +207,7 @@ def test_two_rounds_are_the_equations_one_after_another() -> None:
     ids, names = torch.arange(n), made.spec.names
     z = np.zeros((n, len(names), n))
     for t in (1, 2, 3):
-        theta = {key: rows.numpy().copy() for key, rows in played.state.theta.items()}
+        theta = {key: rows.numpy().copy() for key, rows in played.state.members.theta.items()}
         before, sent = copy.deepcopy(played.own), made.algorithm.download(played.state, ids)
         run_round(made.algorithm, played.server, played.fleet, ids.tolist())
         for i in range(n):
@@ -200,12 +224,14 @@ def test_two_rounds_are_the_equations_one_after_another() -> None:
                 steps = left // 4 + (left % 4 > 1)  # in batches of 4; a single sample joins the batch before it
                 path = 0.05 * 3 * steps  # ceil(2 epochs x 5/4) = 3
                 z[i, layer] += theta[name] @ delta / path
-                np.testing.assert_allclose(played.state.theta[name][i], played.own[name][i], atol=1e-6)
-        q = weights_of_others(played.state.z, ids)
+                np.testing.assert_allclose(played.state.members.theta[name][i], played.own[name][i], atol=1e-6)
+        q = weights_of_others(played.state.z, everybody(ids, n))
         for i in range(n):
             expected = np.exp(z[i] - z[i].max(-1, keepdims=True)) * (np.arange(n) != i)
             np.testing.assert_allclose(q[i], expected / expected.sum(-1, keepdims=True), atol=2e-5)
-    assert float((q - weights_of_others(torch.zeros(n, 2, n), ids)).abs().max()) > 1e-4  # something was learned
+    assert (
+        float((q - weights_of_others(torch.zeros(n, 2, n), everybody(ids, n))).abs().max()) > 1e-4
+    )  # something was learned
 
 
 def test_the_start_is_judged_at_the_trained_model_and_service_at_the_served_one() -> None:
@@ -240,7 +266,7 @@ def test_diagnostics_are_what_the_served_models_are_mixed_from() -> None:
     torch.testing.assert_close(alpha.sum(-1), torch.ones(3, 2))
     torch.testing.assert_close(alpha[torch.arange(3), :, torch.arange(3)], played.own["#serve"].sigmoid())
     for layer, name in enumerate(played.setting.spec.names):
-        torch.testing.assert_close(served[name], alpha[:, layer] @ played.state.theta[name])
+        torch.testing.assert_close(served[name], alpha[:, layer] @ played.state.members.theta[name])
     assert shown["start"].shape == (3, 2)
 
 
@@ -360,16 +386,16 @@ def test_shares_that_are_not_judged_stay_and_nothing_is_left_out() -> None:
 
 def test_with_one_logit_training_starts_where_the_client_is_served() -> None:
     played = play(PFedLAX(hold=1, logits="one"), [[0, 1, 2]] * 3, name="mlp")
-    assert torch.equal(played.state.start, played.state.serve)
-    assert (played.state.serve != torch.tensor(-2.0).sigmoid()).any()
+    assert torch.equal(played.state.members.start, played.state.members.serve)
+    assert (played.state.members.serve != torch.tensor(-2.0).sigmoid()).any()
     apart = play(PFedLAX(hold=1), [[0, 1, 2]] * 3, name="mlp")
-    assert not torch.equal(apart.state.start, apart.state.serve)
+    assert not torch.equal(apart.state.members.start, apart.state.members.serve)
 
 
 def test_others_weigh_alike_if_that_is_not_learned() -> None:
     for eta, even in ((0.0, True), (1.0, False)):
         state = play(PFedLAX(eta=eta), [[0, 1, 2, 3]] * 3, 4, name="mlp").state
-        q = weights_of_others(state.z, torch.arange(4))
+        q = weights_of_others(state.z, everybody(torch.arange(4), 4))
         assert torch.allclose(q[0, :, 1:], torch.full((2, 3), 1 / 3)) == even
 
 
@@ -420,8 +446,101 @@ def test_who_is_alone_is_local_to_the_bit_and_is_sent_nothing() -> None:
 def test_of_two_each_has_the_other() -> None:
     played = play(PFedLAX(), [[0, 1]] * 5, 2)
     sent = played.setting.algorithm.download(played.state, torch.tensor([0, 1]))
-    same(sent.layers, {key: rows.flip(0) for key, rows in played.state.theta.items()})
+    same(sent.layers, {key: rows.flip(0) for key, rows in played.state.members.theta.items()})
     assert (played.own["#start"] != -2).any()
+
+
+# ---- clients that come later, and those that lost what was theirs
+
+
+def test_who_has_not_trained_teaches_nobody_and_begins_with_the_others() -> None:
+    """In a first round that starts from what the others trained, whatever logits say of an own model there is not."""
+    played = play(PFedLAX(hold=1, first=1.0), [[0, 1], [1]], 4)
+    made, ids = played.setting, torch.arange(4)
+    sent = made.algorithm.download(played.state, ids)
+    alpha = made.algorithm.diagnostics(played.state)["alpha"]
+    assert (alpha[:, :, 2:] == 0).all()
+    for i, teacher in ((0, 1), (1, 0)):
+        same(sent.rows([i]).layers, {key: rows[[teacher]] for key, rows in played.state.members.theta.items()})
+    torch.testing.assert_close(alpha[2:, :, :2].sum(-1), torch.ones(2, 3))
+    served = played.personalized()
+    for name in made.spec.names:
+        assert torch.equal(served[name][2:], sent.layers[name][2:])
+        assert not torch.equal(served[name][:2], sent.layers[name][:2])
+    task, own = task_of(made, [2], 3), made.enroll().own
+    kept, upload = made.algorithm.train(own, sent.rows([2]), task)
+    assert (upload.values["start"] == 0).all()
+    assert torch.equal(kept["#start"], own["#start"])  # there was nothing to judge
+    rest, _ = task.leave_out(5, [0])
+    trained = rest.fit(sent.rows([2]).fill(own))
+    same({key: kept[key] for key in made.spec.slots}, trained)
+
+
+@pytest.mark.parametrize("name", ["conv", "mlp"])
+def test_the_server_knows_the_models_of_clients_that_came_late_or_forgot(name: str) -> None:
+    made, n = setting(PFedLAX(hold=1), name), 4
+    played = Played(made, server_of(made, n), fleet_of(made, data(n)), n)
+    fleet: Any = played.fleet
+    for t, ids in enumerate([[0, 1], [0, 1, 2], [1, 2], [0, 1, 2, 3], [1, 3]]):
+        if t == 4:  # a disk broke
+            first = made.enroll()
+            for key, rows in fleet.kept.own.items():
+                rows[1] = first.own[key][0]
+        run_round(made.algorithm, played.server, fleet, ids)
+        for key, rows in played.state.members.theta.items():
+            torch.testing.assert_close(rows[ids], played.own[key][ids], atol=1e-6, rtol=1e-5)
+    assert played.own["#rounds"].flatten().tolist() == [3, 1, 3, 2]
+
+
+@pytest.mark.parametrize("up", ["int8", "int4"])
+def test_with_codecs_the_server_stays_near_the_clients_models(up: Any) -> None:
+    """What is lost of a change is owed and sent later, and of older errors only a share is left."""
+    codec = Codec(up=up, down="int8")
+    played, plain = (play(setting(PFedLAX(), "mlp", codec=c), [[0, 1, 2], [0, 2]] * 10) for c in (codec, None))
+    for name in played.setting.spec.names:
+        moved = (plain.own[name] - theta_of(plain.setting)[name]).norm()
+        apart = (played.state.members.theta[name] - played.own[name]).norm()
+        assert 0 < apart < 0.05 * moved
+
+
+def test_a_newcomer_has_the_mean_model_and_is_weighed_as_the_mean_of_the_others() -> None:
+    played = play(PFedLAX(), [[0, 1, 2]] * 3)
+    algorithm, ids = played.setting.algorithm, torch.arange(4)
+    before = copy.deepcopy(played.state)
+    q = weights_of_others(before.z, everybody(torch.arange(3), 3))
+    state = algorithm.admit(played.state, torch.Generator())
+    for key, rows in before.members.theta.items():
+        assert torch.equal(state.members.theta[key][:3], rows)
+        torch.testing.assert_close(state.members.theta[key][3], rows.mean(0))
+    shown = algorithm.diagnostics(state)
+    assert (shown["alpha"][:3, :, 3] == 0).all()
+    torch.testing.assert_close(shown["alpha"][3], torch.tensor([1 / 3, 1 / 3, 1 / 3, 0]).expand(3, 4))
+    torch.testing.assert_close(shown["alpha"][:3, :, :3], algorithm.diagnostics(before)["alpha"])
+    state.members.trained[3] = True
+    wider = weights_of_others(state.z, everybody(ids, 4))[:3]
+    torch.testing.assert_close(wider[..., :3] / wider[..., :3].sum(-1, keepdim=True), q)
+    for i in range(3):
+        others = [j for j in range(3) if j != i]
+        torch.testing.assert_close(wider[i, :, 3], wider[i][:, others].log().mean(-1).exp())
+
+
+def test_a_newcomers_gradient_raises_whoever_lies_downhill_by_at_most_a_step() -> None:
+    played = play(PFedLAX(), [[0, 1, 2]] * 3)
+    algorithm, ids = played.setting.algorithm, torch.tensor([3])
+    state = algorithm.admit(played.state, torch.Generator())
+    before, theta = state.z.clone(), state.members.theta
+    downhill = {key: theta[key][1:2] - theta[key][3:] for key in theta}  # from the mean lies client 1
+    state = algorithm.attract(state, 3, downhill, 0.5, by_layer=False)
+    risen = state.z[3] - before[3]
+    assert (risen[:, :3].argmax(-1) == 1).all()
+    assert float(risen.abs().max()) == pytest.approx(0.5, rel=1e-4)
+    torch.testing.assert_close(risen.sum(-1), torch.zeros(3), atol=1e-5, rtol=0)
+    assert torch.equal(state.z[:3], before[:3])
+    after = state.z.clone()
+    assert torch.equal(algorithm.attract(state, 3, downhill, 4.0, by_layer=True).z, after)
+    for rows in theta.values():  # where all models are the same, nothing lies anywhere
+        rows[:] = rows[:1].clone()
+    assert torch.equal(algorithm.attract(state, 3, downhill, 0.5, by_layer=False).z[ids], after[ids])
 
 
 # ---- in use
@@ -469,6 +588,8 @@ def test_groups_of_twins_learn_from_their_twins() -> None:
     played = Played(made, server_of(made, n), fleet_of(made, clients), n)
     for _ in range(12):
         run_round(made.algorithm, played.server, played.fleet, list(range(n)))
-    q = weights_of_others(played.state.z, torch.arange(n))[:, 0].view(2, 3, 2, 3)  # of the first layer, by group
+    q = weights_of_others(played.state.z, everybody(torch.arange(n), n))[:, 0].view(
+        2, 3, 2, 3
+    )  # of the first layer, by group
     own_group = float(q[0, :, 0].sum() + q[1, :, 1].sum()) / 6
     assert own_group > 0.7  # of 1; by chance 2 in 5

@@ -86,6 +86,21 @@ def test_planted_groups_are_found_whatever_the_own_weight(own: float, groups: np
         assert adjusted_rand_index(found, groups) == 1
 
 
+def test_clusters_are_the_cheapest_cut() -> None:
+    """Of all ways to part 8 clients in two, found by trying each, it is the one with the least normalized cut."""
+    ways = [np.array((0, *rest)) for rest in itertools.product((0, 1), repeat=7) if any(rest)]
+    for seed in range(10):
+        weights = planted(0.8, seed, np.repeat([0, 1], 4), own=0.9)
+        p = weights * (1 - np.eye(8))
+        p /= p.sum(1, keepdims=True)
+        w = (p + p.T) / 2
+
+        def cut(labels: np.ndarray, w: np.ndarray = w) -> float:
+            return sum(float(w[labels == c][:, labels != c].sum() / w[labels == c].sum()) for c in (0, 1))
+
+        assert adjusted_rand_index(spectral_clusters(weights, 2), min(ways, key=cut)) == 1
+
+
 def test_in_weights_without_groups_none_are_found() -> None:
     found = [adjusted_rand_index(spectral_clusters(planted(0.0, seed), 3), GROUPS) for seed in range(30)]
     assert abs(np.mean(found)) < 0.1
@@ -152,6 +167,7 @@ def test_the_table_has_means_over_runs() -> None:
     assert rows[3][-2] == "1.00 ± 0.00"
     assert rows[5][-2] == "1.00"
     assert rows[-1][0] == "even weights"
+    assert [float(row[6]) for row in rows[2:-1]] == [pytest.approx(line["pair"], abs=0.051) for line in lines]
 
 
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
@@ -160,3 +176,7 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
     one, two = (imread(tmp_path / f"{name}.png") for name in ("one", "two"))
     assert two.shape[0] > one.shape[0] > 200
     assert two.std() > 0.05
+    long = run()
+    long["rounds"], long["index"] = list(range(40)), long["index"] * 20
+    draw_groups(tmp_path / "long.png", [long])  # cells without numbers
+    assert imread(tmp_path / "long.png").shape == one.shape

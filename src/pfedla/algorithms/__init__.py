@@ -23,6 +23,7 @@ from pfedla.algorithms.pfedhn import PFedHN
 from pfedla.algorithms.pfedla import HeurPFedLA, PFedLA
 from pfedla.algorithms.pfedla_peers import PFedLAPeers
 from pfedla.algorithms.pfedla_x import PFedLAX
+from pfedla.algorithms.pfedla_x_peers import PFedLAXPeers
 from pfedla.algorithms.pfedme import PFedMe
 from pfedla.algorithms.scaffold import Scaffold
 from pfedla.algorithms.similarity import SimilarityLayer, SimilarityModel
@@ -48,6 +49,7 @@ __all__ = [
     "PFedLA",
     "PFedLAPeers",
     "PFedLAX",
+    "PFedLAXPeers",
     "PFedMe",
     "PerFedAvg",
     "Scaffold",
@@ -80,4 +82,5 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "heurpfedla": HeurPFedLA,
     "pfedla-peers": PFedLAPeers,
     "pfedla-x": PFedLAX,
+    "pfedla-x-peers": PFedLAXPeers,
 }

@@ -6,8 +6,9 @@ for some rounds, and judges the layers afterwards.
 
 =============  ==============================================================================================
 theta          θ_j, every client's latest model: `{layer: (N, values)}`, running statistics beside them
-z, q           q_i^l = softmax_{j≠i}(z_ij^l), the weights among the others: `(N, L, N)`; z is climbed as pFedLA's α is
-m              m_i^l = Σ_{j≠i} q_ij^l θ_j^l, the others' mixture: what the server sends
+z, q           q_i^l = softmax_j(z_ij^l), the weights among the others j ≠ i that have trained before: `(N, L, N)`; z is
+               climbed as pFedLA's α is
+m              m_i^l = Σ_j q_ij^l θ_j^l, the others' mixture: what the server sends
 a, b           a_i^l and b_i^l, two logits a layer, kept by the client as `"#start"` and `"#serve"`: `(n, L)`; σ is the
                logistic function
 begun          m_i + σ(a_i)(θ_i - m_i), where training starts
@@ -16,6 +17,9 @@ delta          Δ_i, a client's change: trained - begun
 path           lr x local steps: Δ_i / path is minus the mean gradient along the way
 fold           a K-th of a client's samples, left out of training for `hold` of its rounds; F_fold is their mean loss
 =============  ==============================================================================================
+
+Who has not trained yet has nothing of its own: it is served m_i, its first round starts there, and nobody learns from
+it. With everybody in the first round that changes nothing, for all models are equal then.
 """
 
 from __future__ import annotations
@@ -25,45 +29,58 @@ from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from pfedla.algorithm import Algorithm
-from pfedla.algorithms.pfedla import aggregate, centred, inner_products
+from pfedla.algorithm import Algorithm, State
+from pfedla.algorithms.pfedla import Product, aggregate, centred, inner_products
 from pfedla.layers import STATS, Layers, bank, change, kind_of, layer_of
 from pfedla.settings import Count, NonNegative, Range
 from pfedla.storage import zeros
 from pfedla.training import Task
 from pfedla.wire import Payload
 
-__all__ = ["Others", "PFedLAX", "between", "climbed", "judged", "weights_of_others"]
+__all__ = ["Judged", "Members", "Others", "PFedLAX", "between", "climbed", "judged", "teachers", "weights_of_others"]
 
 START, SERVE, ROUNDS = "#start", "#serve", "#rounds"
 LIMIT = 5.0  # of logits that are judged: shares stay within 0.7 % and 99.3 %
 
 
-class Others(NamedTuple):
-    """The server's state: every client's model, whom it learns from, and its shares as last reported."""
+class Members(NamedTuple):
+    """What the server keeps of every client: its model, whether it has trained, its shares as last reported."""
 
     theta: Layers
-    z: Tensor  # (N, L, N); a client's own column is 0 and means nothing
-    start: Tensor  # (N, L): σ(a)
-    serve: Tensor  # (N, L): σ(b)
+    trained: Tensor  # (N,) bool
+    start: Tensor  # (N, L): σ(a), 0 before the first round
+    serve: Tensor  # (N, L): σ(b), 0 before the first round
 
 
-def weights_of_others(z: Tensor, ids: Tensor) -> Tensor:
-    """q_ij^l = exp(z_ij^l) / Σ_{k≠i} exp(z_ik^l), and q_ii^l = 0: `(n, L, N)`; all 0 where there is nobody else."""
-    if z.shape[-1] == 1:
-        return torch.zeros_like(z)
-    return z.scatter(-1, _own_column(z, ids), -torch.inf).softmax(-1)
+class Others(NamedTuple):
+    """The server's state: its clients, and whom each of them learns from."""
+
+    members: Members
+    z: Tensor  # (N, L, N); what says nothing is 0, as a client's own column
 
 
-def climbed(z: Tensor, g: Tensor, path: Tensor, ids: Tensor, eta: float) -> Tensor:
-    """Return z_ij^l + η <Δ_i^l, θ_j^l> / (lr x local steps), less the mean over the others j: `(n, L, N)`.
+def teachers(candidates: Tensor, ids: Tensor, trained: Tensor) -> Tensor:
+    """Say which of its candidates `(n, C)` a client learns from: others that have trained, if any; `(n, 1, C)`."""
+    others = candidates != ids[:, None]
+    able = others & trained[candidates]
+    return torch.where(able.any(1, keepdim=True), able, others).unsqueeze(1)
+
+
+def weights_of_others(z: Tensor, among: Tensor) -> Tensor:
+    """q_ij^l = exp(z_ij^l) / Σ_k exp(z_ik^l) for j and k `among` the teachers, else 0: `(n, L, C)`."""
+    return z.masked_fill(~among, -torch.inf).softmax(-1).masked_fill(~among, 0)
+
+
+def climbed(z: Tensor, g: Tensor, path: Tensor, among: Tensor, eta: float) -> Tensor:
+    """Return z_ij^l + η <Δ_i^l, θ_j^l> / (lr x local steps) of the teachers j, less their mean: `(n, L, C)`.
 
     `g` are the inner products; the mean moves no softmax, and a difference that is rounding becomes 0.
     """
-    own, others = _own_column(g, ids), max(g.shape[-1] - 1, 1)
-    mean = (g.sum(-1, keepdim=True) - g.gather(-1, own)) / others
-    return z + eta * centred(g.scatter(-1, own, mean)) / path.to(g).view(-1, 1, 1)
+    mean = (g * among).sum(-1, keepdim=True) / among.sum(-1, keepdim=True).clamp(min=1)
+    rise = centred(torch.where(among, g, mean)).masked_fill(~among, 0)
+    return z + eta * rise / path.to(g).view(-1, 1, 1)
 
 
 def between(share: Tensor, m: Layers, own: Layers, names: tuple[str, ...]) -> Layers:
@@ -83,20 +100,13 @@ def judged(logits: Tensor, gradient: Layers, own: Layers, m: Layers, names: tupl
 
 
 @dataclass(frozen=True)
-class PFedLAX(Algorithm[Others]):
-    """pFedLA-X: each client mixes the others' layers with its own, by shares judged on samples left out of training.
-
-    One of `folds` parts of a client's samples is left out for `hold` of its rounds. After the last of them it judges
-    where training should start, once, and at the begin of the next round what should be served, `serve_steps` times.
-    `eta_start = 0` and `eta_serve = 0` leave a logit at `first`; with both, nothing is left out of training. `eta = 0`
-    weighs all others evenly. `logits = "one"` starts training at the served model.
-    """
+class Judged(Algorithm[State]):
+    """Judged shares: what pFedLA-X and its variants have in common. They differ in how the others are weighed."""
 
     folds: Annotated[int, Range(least=2)] = 5
     hold: Count = 2
     logits: Literal["two", "one"] = "two"
     first: Annotated[float, Range(least=-1000, most=1000)] = -2.0  # both logits before they are judged: a share of 0.12
-    eta: NonNegative = 1.0
     eta_start: NonNegative = 5.0
     eta_serve: NonNegative = 1.0
     serve_steps: Count = 5
@@ -108,36 +118,36 @@ class PFedLAX(Algorithm[Others]):
 
     # ---- on the server
 
-    def init(self, theta: Layers, n: int, rng: torch.Generator) -> Others:  # noqa: ARG002
-        """Give every client the common model, and even weights for the others."""
+    def enlist(self, theta: Layers, n: int) -> Members:
+        """Give every client the common model."""
         layers = len(_names(theta))
-        share = torch.full((n, layers), self.first).sigmoid()
-        return Others(bank(theta, n), zeros((n, layers, n), share.dtype), share, share.clone())
+        return Members(bank(theta, n), torch.zeros(n, dtype=torch.bool), *(torch.zeros(n, layers) for _ in "ab"))
 
-    def download(self, state: Others, ids: Tensor) -> Payload:
-        """Send m_i, the others' mixture; nothing to who is alone."""
-        names, q = _names(state.theta), weights_of_others(state.z[ids], ids)  # (n, L, N)
-        sent = torch.full((len(ids), len(names)), q.shape[-1] > 1)
-        return Payload.of(aggregate(q, state.theta, names), sent, names)
+    def mixed(self, members: Members, q: Tensor, mix: Product = torch.matmul) -> Payload:
+        """Return m_i, the others' mixture; nothing for who is alone."""
+        names = _names(members.theta)
+        sent = torch.full(q.shape[:2], len(members.trained) > 1)
+        return Payload.of(aggregate(q, members.theta, names, mix), sent, names)
 
-    def update(self, state: Others, ids: Tensor, got: Payload, upload: Payload) -> Others:
-        """Climb z by the previous round's θ; then take what the clients trained, begun + Δ."""
-        theta, names, delta = state.theta, got.names, upload.layers
-        own = {key: rows[ids] for key, rows in theta.items()}
-        begun = between(upload.values["start"], got.fill(own), own, names)
-        g = inner_products(delta, theta, names).to(state.z)  # (n, L, N)
-        state.z[ids] = climbed(state.z[ids], g, upload.values["path"], ids, self.eta)
-        state.start[ids], state.serve[ids] = (upload.values[name].to(state.z) for name in ("start", "serve"))
-        for key, rows in theta.items():
-            rows.index_copy_(0, ids, begun[key] + delta[key])
-        return state
+    def take(self, members: Members, ids: Tensor, got: Payload, upload: Payload) -> None:
+        """Take what the clients trained, begun + Δ, and their shares, in place."""
+        own = {key: rows[ids] for key, rows in members.theta.items()}
+        begun = between(upload.values["start"], got.fill(own), own, got.names)
+        for key, rows in members.theta.items():
+            rows.index_copy_(0, ids, begun[key] + upload.layers[key])
+        members.trained[ids] = True
+        for name, rows in (("start", members.start), ("serve", members.serve)):
+            rows[ids] = upload.values[name].to(rows)
 
-    def diagnostics(self, state: Others) -> dict[str, Tensor]:
-        """Return what everybody's served layers are mixed from, α `(N, L, N)`, and own shares where training starts."""
-        ids = torch.arange(len(state.z))
-        alpha = weights_of_others(state.z, ids) * (1 - state.serve)[..., None]
-        own = _own_column(alpha, ids)
-        return {"alpha": alpha.scatter(-1, own, 1 - alpha.sum(-1, keepdim=True)), "start": state.start.clone()}
+    def shown(self, members: Members, q: Tensor, own: Tensor) -> dict[str, Tensor]:
+        """Return what everybody's served layers are mixed from, α `(N, L, C)`, and own shares where training starts.
+
+        `own (N,)` says which column is the client itself.
+        """
+        alpha = q * (1 - members.serve)[..., None]
+        column = own.view(-1, 1, 1).expand(-1, alpha.shape[1], 1)
+        alpha = alpha.scatter(-1, column, 1 - alpha.sum(-1, keepdim=True))
+        return {"alpha": alpha, "start": members.start.clone()}
 
     # ---- on the client
 
@@ -149,6 +159,7 @@ class PFedLAX(Algorithm[Others]):
     def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
         """Judge b by the last fold if its time is over; train without this one; judge a by it if its time is over."""
         names, m, rounds = got.names, got.fill(own), own[ROUNDS]
+        mine = _own_or(m, own)
         a, b, number = own[START], own[SERVE], (rounds // self.hold).flatten()  # of the fold, (n,)
         eta_start, eta_serve = self.eta_start * (self.logits == "two"), self.eta_serve
         judges = bool(got.sent.any()) and eta_start + eta_serve > 0
@@ -156,15 +167,15 @@ class PFedLAX(Algorithm[Others]):
         if judges and eta_serve and due.any():
             rest, fold = task.leave_out(self.folds, (number - 1).tolist())
             for _ in range(self.serve_steps):
-                served = rest.normalized(between(b.sigmoid(), m, own, names))
-                b = torch.where(due, judged(b, fold.gradient(served), own, m, names, eta_serve), b)
+                served = rest.normalized(between(b.sigmoid(), m, mine, names))
+                b = torch.where(due, judged(b, fold.gradient(served), mine, m, names, eta_serve), b)
         rest, fold = task.leave_out(self.folds, number.tolist()) if judges else (task, task)
-        share = (a if self.logits == "two" else b).sigmoid()
-        begun = between(share, m, own, names)
+        share = (a if self.logits == "two" else b).sigmoid() * (rounds > 0)
+        begun = between(share, m, mine, names)
         trained = rest.fit(begun)
         due = (rounds + 1) % self.hold == 0
         if judges and eta_start and due.any():
-            a = torch.where(due, judged(a, fold.gradient(trained), own, m, names, eta_start), a)
+            a = torch.where(due, judged(a, fold.gradient(trained), mine, m, names, eta_start), a)
         shares = {"start": share, "serve": b.sigmoid()}
         upload = self.send(change(trained, begun), examples=task.examples, path=rest.path, **shares)
         return trained | {START: a, SERVE: b, ROUNDS: rounds + 1}, upload
@@ -173,7 +184,65 @@ class PFedLAX(Algorithm[Others]):
         """Return the served model, the client's own if it is alone; a mixture's running statistics are its own."""
         if not got.sent.any():
             return own
-        return task.normalized(between(own[SERVE].sigmoid(), got.fill(own), own, got.names))
+        m = got.fill(own)
+        return task.normalized(between(own[SERVE].sigmoid(), m, _own_or(m, own), got.names))
+
+
+@dataclass(frozen=True)
+class PFedLAX(Judged[Others]):
+    """pFedLA-X: each client mixes the others' layers with its own, by shares judged on samples left out of training.
+
+    One of `folds` parts of a client's samples is left out for `hold` of its rounds. After the last of them it judges
+    where training should start, once, and at the begin of the next round what should be served, `serve_steps` times.
+    `eta_start = 0` and `eta_serve = 0` leave a logit at `first`; with both, nothing is left out of training. `eta = 0`
+    weighs all others evenly. `logits = "one"` starts training at the served model.
+    """
+
+    eta: NonNegative = 1.0
+
+    def init(self, theta: Layers, n: int, rng: torch.Generator) -> Others:  # noqa: ARG002
+        """Give every client the common model, and even weights for the others."""
+        return Others(self.enlist(theta, n), zeros((n, len(_names(theta)), n)))
+
+    def download(self, state: Others, ids: Tensor) -> Payload:
+        """Send m_i."""
+        return self.mixed(state.members, weights_of_others(state.z[ids], _among(state, ids)))
+
+    def update(self, state: Others, ids: Tensor, got: Payload, upload: Payload) -> Others:
+        """Climb z by the previous round's θ; then take what the clients trained."""
+        g = inner_products(upload.layers, state.members.theta, got.names).to(state.z)  # (n, L, N)
+        state.z[ids] = climbed(state.z[ids], g, upload.values["path"], _among(state, ids), self.eta)
+        self.take(state.members, ids, got, upload)
+        return state
+
+    def admit(self, state: Others, rng: torch.Generator) -> Others:  # noqa: ARG002
+        """Give the newcomer the mean model and even weights; once it has trained, others weigh it as the mean of all.
+
+        Among a client's teachers the logits' mean is 0.
+        """
+        theta = {key: torch.cat([rows, rows.mean(0, keepdim=True)]) for key, rows in state.members.theta.items()}
+        _, trained, start, serve = state.members
+        shares = (functional.pad(share, (0, 0, 0, 1)) for share in (start, serve))
+        return Others(
+            Members(theta, functional.pad(trained, (0, 1)), *shares), functional.pad(state.z, (0, 1, 0, 0, 0, 1))
+        )
+
+    def attract(self, state: Others, client: int, downhill: Layers, step: float, *, by_layer: bool) -> Others:
+        """Raise the logits of others whose layers lie downhill, the highest by `step` more than the mean.
+
+        After rounds of its own, which ask `by_layer`, nothing more: they moved its logits, and folds judge its shares.
+        """
+        if not by_layer:
+            names, ids = _names(state.members.theta), torch.tensor([client])
+            g = inner_products({name: downhill[name] for name in names}, state.members.theta, names).to(state.z)
+            rise = climbed(torch.zeros_like(g), g, torch.ones(1), _among(state, ids), 1.0)  # (1, L, N)
+            state.z[ids] += (step * rise / rise.abs().max()).nan_to_num(0)
+        return state
+
+    def diagnostics(self, state: Others) -> dict[str, Tensor]:
+        """Return all clients' weights."""
+        ids = torch.arange(len(state.z))
+        return self.shown(state.members, weights_of_others(state.z, _among(state, ids)), ids)
 
 
 def _names(theta: Layers) -> tuple[str, ...]:
@@ -181,6 +250,14 @@ def _names(theta: Layers) -> tuple[str, ...]:
     return tuple(key for key in theta if not kind_of(key))
 
 
-def _own_column(weights: Tensor, ids: Tensor) -> Tensor:
-    """Return where each client's own weights stand in `(n, L, N)`, as an index along the last axis: `(n, L, 1)`."""
-    return ids.view(-1, 1, 1).expand(-1, weights.shape[1], 1)
+def _among(state: Others, ids: Tensor) -> Tensor:
+    """Return from whom clients learn, of everybody: `(n, 1, N)`."""
+    everybody = torch.arange(len(state.members.trained)).expand(len(ids), -1)
+    return teachers(everybody, ids, state.members.trained)
+
+
+def _own_or(m: Layers, own: Layers) -> Layers:
+    """Return the clients' own models, and m for those that have not trained yet."""
+    return own | {
+        key: torch.where(own[ROUNDS] > 0, rows, m[key]) for key, rows in own.items() if kind_of(key) in ("", STATS)
+    }

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pfedla.randomness import numpy_stream
@@ -30,11 +31,10 @@ __all__ = [
 RESTARTS = 10  # of k-means
 STEPS = 100
 GUESSES = 1000  # by which chance is told
+CELLS = 12  # of a picture's row that have room for numbers
 PARTS = {"own": "the client itself", "group": "others of its group", "rest": "other groups"}
 _INK, _FAINT = "#22303c", "#6b7a87"
 _COLOURS = {"own": "#0072b2", "group": "#e69f00", "rest": "#bbbbbb"}  # of Okabe and Ito, and grey
-_LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-_MARKS = "osD^vPX"
 
 
 def shares(alpha: np.ndarray, groups: np.ndarray) -> dict[str, np.ndarray]:
@@ -182,52 +182,72 @@ def groups_table(runs: Sequence[Mapping[str, Any]]) -> str:
     rows = [heads, ["---"] * len(heads)]
     for line in overall(runs):
         index = f"{line['index']:.2f}" + (f" ± {line['spread']:.2f}" if line["spread"] is not None else "")
-        pair = "-" if line["pair"] is None else f"{line['pair']:.1f}"
         cells = [f"`{line['label']}`", str(line["runs"]), line["layer"], *(f"{line[part]:.3f}" for part in PARTS)]
-        rows.append([*cells, pair, index, f"{line['chance']:.2f}"])
+        rows.append([*cells, _ratio(line["pair"]), index, f"{line['chance']:.2f}"])
     if all(run["even"] == even for run in runs):
-        rows.append(["even weights", "", "", *(f"{even[part]:.3f}" for part in PARTS), "1.0", "", ""])
+        rows.append(["even weights", "", "", *(f"{even[part]:.3f}" for part in PARTS), "1.00", "", ""])
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _ratio(pair: float | None) -> str:
+    """Return a ratio as text, to the hundredth where it may be close to 1."""
+    return "-" if pair is None else f"{pair:.2f}" if pair < 9.995 else f"{pair:.1f}"
 
 
 def draw_groups(path: Path, runs: Sequence[Mapping[str, Any]]) -> None:
     """Draw for each method the shares of weight in each layer at the end, and how well groups are found over rounds."""
     labels = list(dict.fromkeys(run["label"] for run in runs))
     tall = max(2.2, 0.34 * max(len(run["layers"]) for run in runs) + 1.2)
-    figure = Figure(figsize=(10.5, tall * len(labels) + 0.9), dpi=110, layout="constrained")
+    figure = Figure(figsize=(11.5, tall * len(labels) + 0.9), dpi=110, layout="constrained")
     figure.suptitle(
         "Where clients differ: weights by hidden group, layer by layer", color=_INK, fontsize=12, weight="bold"
     )
     axes = figure.subplots(len(labels), 2, squeeze=False, width_ratios=(1.0, 1.15))
     for (left, right), label in zip(axes, labels, strict=True):
         mine = [run for run in runs if run["label"] == label]
-        layers, even = mine[0]["layers"], mine[0]["even"]
-        places, start = np.arange(len(layers)), np.zeros(len(layers))
-        for part, words in PARTS.items():
-            width = np.mean([run["shares"][part][-1] for run in mine], axis=0)
-            left.barh(places, width, left=start, color=_COLOURS[part], height=0.72, label=words)
-            start += width
-        for edge in (even["own"], even["own"] + even["group"]):
-            left.axvline(edge, color=_INK, linewidth=0.9, linestyle=":")
-        left.set_yticks(places, layers, fontsize=8.5, color=_INK)
-        left.invert_yaxis()
-        left.set_xlim(0, 1)
-        left.set_xlabel("share of weight after the last round (dotted: even weights)", fontsize=8, color=_FAINT)
         left.set_title(label, fontsize=10, color=_INK, loc="left")
-        for place, layer in enumerate(layers):
-            curve = np.mean([np.array(run["index"])[:, place] for run in mine], axis=0)
-            style = {"color": _LINES[place % 7], "marker": _MARKS[place % 7], "markersize": 4, "linewidth": 1.4}
-            right.plot(mine[0]["rounds"], curve, label=layer, **style)
-        chance = np.mean([run["chance"] for run in mine])
-        right.axhspan(-0.5, chance, color="#eeeeee", zorder=0)
-        right.text(mine[0]["rounds"][-1], chance, "95 % of guesses ", ha="right", va="top", fontsize=7.5, color=_FAINT)
-        right.set_ylim(-0.35, 1.05)
-        right.set_ylabel("groups found (ARI)", fontsize=8.5, color=_INK)
-        right.set_xlabel("round", fontsize=8, color=_FAINT)
-        right.legend(fontsize=7.5, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        _draw_shares(left, mine)
+        _draw_index(right, mine)
         for axis in (left, right):
             axis.tick_params(length=0, labelsize=8, colors=_FAINT)
-            axis.spines[["top", "right"]].set_visible(False)
-        left.tick_params(axis="y", colors=_INK)
+        left.tick_params(axis="y", colors=_INK, labelsize=8.5)
     axes[0, 0].legend(fontsize=7.5, ncols=3, frameon=False, loc="lower left", bbox_to_anchor=(-0.02, 1.1))
     figure.savefig(path)
+
+
+def _draw_shares(axis: Axes, runs: Sequence[Mapping[str, Any]]) -> None:
+    """Draw a bar for each layer, and where it would be divided if all weights were even."""
+    layers, even = runs[0]["layers"], runs[0]["even"]
+    places, start = np.arange(len(layers)), np.zeros(len(layers))
+    for part, words in PARTS.items():
+        width = np.mean([run["shares"][part][-1] for run in runs], axis=0)
+        axis.barh(places, width, left=start, color=_COLOURS[part], height=0.72, label=words)
+        start += width
+    for edge in (even["own"], even["own"] + even["group"]):
+        axis.axvline(edge, color=_INK, linewidth=0.9, linestyle=":")
+    for place, line in enumerate(overall(runs)):
+        axis.text(1.01, place, f"{_ratio(line['pair'])} x", va="center", fontsize=8, color=_INK)
+    axis.set_yticks(places, layers)
+    axis.set_ylim(len(layers) - 0.5, -0.5)
+    axis.set_xlim(0, 1)
+    words = "share of weight after the last round (dotted: even); x: one of the group / one of another"
+    axis.set_xlabel(words, fontsize=8, color=_FAINT)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_index(axis: Axes, runs: Sequence[Mapping[str, Any]]) -> None:
+    """Draw a row for each layer, beside its bar, and a cell for each round: the darker, the better groups are found."""
+    rounds = runs[0]["rounds"]
+    index = np.mean([run["index"] for run in runs], axis=0).T  # (L, rounds)
+    chance = np.mean([run["chance"] for run in runs], axis=0)  # (L,)
+    axis.imshow(index, cmap="Blues", vmin=0, vmax=1.25, aspect="auto")
+    for (layer, place), value in np.ndenumerate(index) if len(rounds) <= CELLS else ():
+        shade = "white" if value > 0.75 else _INK if value > chance[layer] else "#9aa7b1"
+        text = f"{value:.2f}".replace("-0.00", "0.00")
+        axis.text(place, layer, text, ha="center", va="center", fontsize=7.5, color=shade)
+    every = -(-len(rounds) // CELLS)
+    axis.set_xticks(np.arange(len(rounds))[::every], rounds[::every])
+    axis.yaxis.tick_right()
+    axis.set_yticks(np.arange(len(chance)), [f"chance {value:.2f}" for value in chance])
+    axis.set_xlabel("round: groups found (ARI); 95 % of guesses stay below chance", fontsize=8, color=_FAINT)
+    axis.spines[:].set_visible(False)
