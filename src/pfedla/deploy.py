@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from types import ModuleType
@@ -38,9 +39,10 @@ def deploy_init(folder: Path, sites: str, address: str, port: int, insecure: boo
 @deploy.command("check")
 @_folder
 @click.option("--site", multiple=True, help="Try this site's data alone; several may be named.")
-def deploy_check(folder: Path, site: tuple[str, ...]) -> None:
+@click.option("--code", metavar="FILE", help="That site's own code, as in its --node-config.")
+def deploy_check(folder: Path, site: tuple[str, ...], code: str | None) -> None:
     """Try a deployment offline: imports, layers, shapes, data, and a round of one epoch."""
-    for line in _flower().check(folder, site):
+    for line in _flower().check(folder, site, code):
         _say(line)
 
 
@@ -72,8 +74,11 @@ def deploy_add_site(folder: Path, name: str, run: Path, out: Path) -> None:
 
     t = add_site(folder, name, run, out)
     _say(f"{out} goes on with {name} from round {t}, the others as they were; {run} stays as it was, to be read.")
-    _say(f"Register {folder / 'sites' / name / 'key.pub'} under the name {name}, start the site as the others, and")
-    _say("resume the run there: flwr run ../app sites --stream --run-config 'out=\"FOLDER\" resume=true'")
+    _say("In the deployment's server/ folder, register its key and, when its SuperNode is started, resume the run:")
+    place = Path(os.path.relpath(out, folder / "server")).as_posix()
+    if (folder / "sites" / name / "key.pub").exists():
+        _say(f"flwr supernode register ../sites/{name}/key.pub sites --name {name}")
+    _say(f"flwr run ../app sites --stream --run-config 'out=\"{place}\" resume=true'")
 
 
 def _flower() -> ModuleType:

@@ -85,7 +85,7 @@ def test_what_cannot_be_added_is_refused_and_changes_nothing(tmp_path: Path) -> 
     text = (folder / "app" / "pfedla.toml").read_text()
     with pytest.raises(ConfigError, match="names a site twice"):
         add_site(folder, "site-1", tmp_path / "run", tmp_path / "wider")
-    with pytest.raises(ConfigError, match="must be letters and digits"):
+    with pytest.raises(ConfigError, match="must be at most 60 letters and digits"):
         add_site(folder, "../site", tmp_path / "run", tmp_path / "wider")
     with pytest.raises(RunError, match="already holds a complete run"):
         add_site(folder, "site-3", tmp_path / "run", tmp_path / "run")
@@ -108,4 +108,5 @@ def test_the_command(tmp_path: Path) -> None:
     found = CliRunner().invoke(cli, words, catch_exceptions=False)
     assert found.exit_code == 0, found.output
     assert "goes on with site-3 from round 3" in found.output
+    assert "flwr run ../app sites --stream --run-config 'out=\"../w\" resume=true'" in found.output
     assert Deployment.load(folder / "app").deploy.sites[-1] == "site-3"
