@@ -724,6 +724,24 @@ def test_scores_that_cannot_be_are_left_out(tmp_path: Path) -> None:
         assert "invented" not in line["clients"]
 
 
+def test_sites_may_keep_their_scores_to_themselves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "pfedla")
+    made, grid = deployed(tmp_path, PFedLA(), schedule=SHORT, test_seed=9, scores=False)
+    result, expected = serve(made, grid, tmp_path / "run"), simulated(made)
+    for key, rows in expected.personalized.items():
+        assert torch.equal(result.personalized[key], rows)
+    for _, answer in grid.messages:
+        assert answer is not None
+        assert not any(isinstance(record, MetricRecord) and record for record in answer.content.values())
+    for line in pfedla.load(tmp_path / "run", model=made.code().model).history:
+        assert line["accuracy_mean"] is None
+        assert not line["clients"]
+    scores = expected.history[-1]["clients"]["accuracy"]
+    assert [f"after round 3, on this site's test data: accuracy {score:.4f}" in caplog.text for score in scores] == [
+        True
+    ] * 3
+
+
 def test_a_reply_that_flower_cannot_unpack_is_its_sites_fault_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

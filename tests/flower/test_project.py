@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import shutil
 import stat
 from pathlib import Path
@@ -18,6 +19,8 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 
 from pfedla.flower.deployment import Deploy, Deployment
 from pfedla.flower.project import check, init
+
+DOCS = Path(__file__).parents[2] / "docs" / "deploy.md"
 
 
 def made(tmp_path: Path, **settings: Any) -> Path:
@@ -40,6 +43,21 @@ def test_the_command_writes_a_deployment_that_passes_its_check(tmp_path: Path) -
     assert "--enable-supernode-auth --host 127.0.0.1 --port 8124 " in readme  # nobody outside reaches it
     assert "pfedla deploy gate --port 8123 --superlink 127.0.0.1:8124" in readme
     assert isinstance(CliRunner().invoke(cli, words).exception, PfedlaError)  # it is there already
+
+
+def test_the_page_has_the_commands_that_are_written(tmp_path: Path) -> None:
+    text = DOCS.read_text()
+    commands = [line.strip() for line in re.findall(r"^    (?! )(.*(?:\\\n.*)?)$", text, flags=re.MULTILINE)]
+    (start,) = [words for words in commands if words.startswith("pfedla deploy init")]
+    _, _, _, folder, *options = start.split()
+    done = CliRunner().invoke(cli, ["deploy", "init", str(tmp_path / folder), *options])
+    assert done.exit_code == 0, done.output
+    readme = " ".join((tmp_path / folder / "README.md").read_text().split())
+    given = [words for words in commands if words.startswith(("export", "flower-", "flwr", "pfedla deploy gate"))]
+    given = [words for words in given if "run-5" not in words]  # of a site that is added
+    assert len(given) == 8
+    for words in given:
+        assert " ".join(words.split()) in readme, words
 
 
 def test_secrets_are_their_owners_and_never_in_the_app(tmp_path: Path) -> None:
@@ -117,8 +135,10 @@ def test_the_check_takes_what_is_here(tmp_path: Path) -> None:
     code = folder / "app" / "site_code.py"
     code.write_text(code.read_text().replace("import numpy as np", "import beside\nimport numpy as np"))
     (folder / "sites" / "east" / "data.npz").unlink()
-    with pytest.raises(DataError, match=r"data\('east'\) failed: FileNotFoundError"):
+    with pytest.raises(DataError, match=r"data\('east'\) failed: FileNotFoundError.* leave data out here"):
         check(folder)
+    done = CliRunner().invoke(cli, ["deploy", "check", str(folder), "--no-data"], catch_exceptions=False)
+    assert done.output.splitlines()[1:] == ["data are left out: no round was tried"]
     assert not any("east" in line for line in check(folder, ["north"]))
     with pytest.raises(ConfigError, match="did you mean 'north'"):
         check(folder, ["nort"])

@@ -51,6 +51,7 @@ class Deploy(Settings):
     patience: Annotated[float, Range(least=0)] = 600.0  # seconds to wait for all sites at the start
     registered: bool = True  # a site's key must be registered under the site's name; false only for trials
     examples: bool = True  # sites tell their number of training examples; without, all weigh the same
+    scores: bool = True  # sites tell how well they do on their test data; without, their own logs say it
     models: bool = False  # sites send the server their personalized models at the end, too
 
     def __post_init__(self) -> None:

@@ -31,8 +31,10 @@ from pfedla.flower.roster import difference, outline
 from pfedla.ledger import Ledger
 from pfedla.models import check_model
 from pfedla.pool import local_pool
+from pfedla.privacy import accountant
 from pfedla.randomness import stream
 from pfedla.rounds import Server, evaluate, participants, run_round
+from pfedla.trackers import trackers_of
 from pfedla.training import ClientData
 from pfedla.version import __version__
 
@@ -288,10 +290,11 @@ def _example(path: Path, number: int) -> None:
     np.savez_compressed(path, x=images.x[index], y=images.y[index])
 
 
-def check(folder: Path, only: Sequence[str] = (), own_code: str | None = None) -> list[str]:
+def check(folder: Path, only: Sequence[str] = (), own_code: str | None = None, *, with_data: bool = True) -> list[str]:
     """Try a deployment without any network: code, model, data, and a round of one epoch; return what was found.
 
     `only` some sites' data are tried, where the others' are not at hand; one site's with `own_code`, if it brings some.
+    Without data, code, settings and model are tried alone.
     """
     deployment = Deployment.load(folder / "app")
     deploy, experiment = deployment.deploy, deployment.experiment
@@ -301,6 +304,9 @@ def check(folder: Path, only: Sequence[str] = (), own_code: str | None = None) -
     code = deployment.code()
     setting = deployment.setting(code)
     participants(experiment.schedule, 0, len(deploy.sites))
+    trackers_of(experiment.machine.track)
+    if experiment.privacy.noise:
+        accountant()
     spec = setting.spec
     if own_code:
         if len(only) != 1:
@@ -313,7 +319,7 @@ def check(folder: Path, only: Sequence[str] = (), own_code: str | None = None) -
     data: dict[int, ClientData] = {}
     if strange := set(only) - set(deploy.sites):
         raise ConfigError(f"deploy.sites has no {min(strange)!r}: {nearest(min(strange), deploy.sites)}")
-    for client, site in enumerate(deploy.sites):
+    for client, site in enumerate(deploy.sites if with_data else ()):
         place = folder / "sites" / site
         if only and site not in only:
             continue
@@ -322,8 +328,12 @@ def check(folder: Path, only: Sequence[str] = (), own_code: str | None = None) -
         if not place.is_dir():
             found.append(f"site {site}: it has no folder here; its data are not checked")
             continue
-        with contextlib.chdir(place):
-            federation = deployment.data(code, site)
+        try:
+            with contextlib.chdir(place):
+                federation = deployment.data(code, site)
+        except DataError as error:
+            hint = "" if only else " (if its data are not here, leave data out here, and try them at the site)"
+            raise DataError(f"{error}{hint}") from error
         samples = federation.data[0]
         try:
             check_model(setting.template, setting.objective, federation.data, ["its data"])
@@ -334,8 +344,10 @@ def check(folder: Path, only: Sequence[str] = (), own_code: str | None = None) -
         found += [f"site {site}: {federation.note}"] if federation.note else []
     if data:
         found.append(_dry_round(setting, dict(enumerate(data.values()))))
-    else:
+    elif with_data:
         found.append("no site has a folder here: no data and no round were tried")
+    else:
+        found.append("data are left out: no round was tried")
     return found
 
 

@@ -14,7 +14,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from safetensors.torch import save as to_safetensors
 
-from pfedla.client import Job, Kept, Runtime, Setting, threads
+from pfedla.client import Evaluation, Job, Kept, Runtime, Setting, threads
 from pfedla.errors import ConfigError, DataError, ModelError, PfedlaError, RunError, unknown_name
 from pfedla.flower.deployment import Deployment, SiteCode
 from pfedla.flower.messages import CALL, KEPT, KINDS, Order, answer, metrics, order, packed, payload
@@ -144,7 +144,9 @@ class Site:
         with threads(self.threads):
             found = runtime.run(job)
         if kind == "evaluate":
-            return answer(metrics(found))
+            told = ", ".join(f"{name} {value:.4f}" for name, value in found.personalized.items())
+            log.info("after round %d, on this site's test data: %s", asked.t, told)
+            return answer(metrics(found if self.deployment.deploy.scores else Evaluation({}, {})))
         if kind == "personalize":
             self._hold(found, asked)
             return answer(packed(to_safetensors(found if self.deployment.deploy.models else {})))
