@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from types import ModuleType
 import pytest
 
 import pfedla
+from pfedla.algorithms import ALGORITHMS
 
 SOURCE = Path(pfedla.__file__).parent
 CONTRIBUTING = Path(__file__).parents[1] / "CONTRIBUTING.md"
@@ -195,6 +197,22 @@ def test_only_the_cluster_the_sites_and_a_trackers_pictures_are_imported_late() 
     assert set().union(*graph(lazy=True).values()) == late
     assert not any("ray" in others for others in graph().values())
     assert not any("flower" in others for name, others in by_folder(graph()).items() if name != "flower")
+
+
+def test_flower_is_imported_in_its_own_folder_alone_and_no_method_is_named_there() -> None:
+    for name, path in sources().items():
+        text, inside = path.read_text(), name.partition(".")[0] == "flower"
+        found = {
+            *(alias.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import) for alias in node.names),
+            *(str(node.module) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)),
+        }
+        assert inside or not any(module.partition(".")[0] == "flwr" for module in found), name
+        if inside:
+            assert not any(module.startswith("pfedla.algorithms") for module in found), name
+            words = set(re.findall(r"\w+", text))
+            assert not words & {kind.__name__ for kind in ALGORITHMS.values()}, name
+            named = [method for method in ALGORITHMS if f'"{method}"' in text and method != "pfedla"]  # the logger's
+            assert not named, name
 
 
 def test_contributing_shows_the_imports_as_they_are() -> None:

@@ -150,6 +150,11 @@ class Algorithm(Settings, ABC, Generic[State]):
         """The values, and kinds of entries, that clients send up beside changes, statistics and examples."""
         return ()
 
+    @property
+    def tells_steps(self) -> bool:
+        """Whether uploads may tell how many steps a client took; so does, if nothing else is said, all beside them."""
+        return bool(self.uploads_beside)
+
     def send(self, layers: Layers, **values: Tensor) -> Payload:
         """Return a payload of all shared layers and of named values `(clients, ...)`, in every row."""
         names = [key for key in layers if not kind_of(key)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from types import ModuleType
@@ -38,9 +39,13 @@ def deploy_init(folder: Path, sites: str, address: str, port: int, insecure: boo
 @deploy.command("check")
 @_folder
 @click.option("--site", multiple=True, help="Try this site's data alone; several may be named.")
-def deploy_check(folder: Path, site: tuple[str, ...]) -> None:
+@click.option("--code", metavar="FILE", help="That site's own code, as in its --node-config.")
+@click.option("--no-data", is_flag=True, help="Leave data out: they are at the sites, to be tried there.")
+def deploy_check(folder: Path, site: tuple[str, ...], code: str | None, no_data: bool) -> None:
     """Try a deployment offline: imports, layers, shapes, data, and a round of one epoch."""
-    for line in _flower().check(folder, site):
+    if no_data and site:
+        raise ConfigError("--no-data leaves out what --site asks for")
+    for line in _flower().check(folder, site, code, with_data=not no_data):
         _say(line)
 
 
@@ -72,8 +77,14 @@ def deploy_add_site(folder: Path, name: str, run: Path, out: Path) -> None:
 
     t = add_site(folder, name, run, out)
     _say(f"{out} goes on with {name} from round {t}, the others as they were; {run} stays as it was, to be read.")
-    _say(f"Register {folder / 'sites' / name / 'key.pub'} under the name {name}, start the site as the others, and")
-    _say("resume the run there: flwr run ../app sites --stream --run-config 'out=\"FOLDER\" resume=true'")
+    _say(
+        f'Copy sites/{name}/ to the site and start its SuperNode as the others\', with site="{name}" in --node-config.'
+    )
+    _say("In the deployment's server/ folder:")
+    place = Path(os.path.relpath(out, folder / "server")).as_posix()
+    if (folder / "sites" / name / "key.pub").exists():
+        _say(f"flwr supernode register ../sites/{name}/key.pub sites --name {name}")
+    _say(f"flwr run ../app sites --stream --run-config 'out=\"{place}\" resume=true'")
 
 
 def _flower() -> ModuleType:

@@ -55,7 +55,7 @@ try:
 except ImportError:  # not on Windows: there is no lock, and no run is seen to be under way
     fcntl = None
 
-__all__ = ["EVENTS", "LAYERS", "PAGE", "ROUND", "RunRecord", "Snapshot", "State", "locked", "write_text"]
+__all__ = ["EVENTS", "LAYERS", "PAGE", "ROUND", "RunRecord", "Snapshot", "State", "locked", "sync", "write_text"]
 
 CONFIG, FACTS, METRICS, SUMMARY = "config.toml", "run.json", "metrics.jsonl", "summary.json"
 LEDGER, DIAGNOSTICS, ERROR = "ledger.npz", "diagnostics.npz", "error.txt"
@@ -225,7 +225,7 @@ class RunRecord:
             if path.exists():
                 path.replace(before)
             part.replace(path)
-            _sync(self.path)
+            sync(self.path)
 
     def restore(self, state: Any, clients: Any) -> Snapshot | None:
         """Return the latest whole checkpoint, shaped as the given state, or None if there is none.
@@ -323,7 +323,7 @@ class RunRecord:
         for name in (LEDGER, DIAGNOSTICS, METRICS):
             if (self.path / name).exists():
                 _settle(self.path / name)
-        _sync(self.path / MODELS)
+        sync(self.path / MODELS)
         write_text(self.path / SUMMARY, json.dumps(result.summary, indent=2) + "\n")
         for name in CHECKPOINTS[1 if resumable else 0 :]:
             (self.path / name).unlink(missing_ok=True)
@@ -593,7 +593,7 @@ def write_text(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     part.replace(path)
-    _sync(path.parent)
+    sync(path.parent)
 
 
 @contextmanager
@@ -609,7 +609,7 @@ def locked(folder: Path) -> Iterator[None]:
             os.close(handle)
 
 
-def _sync(folder: Path) -> None:
+def sync(folder: Path) -> None:
     """Have the names in a folder reach the disk, where a folder can be asked to."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)

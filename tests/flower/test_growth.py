@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import shutil
+import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from click.testing import CliRunner
 from pfedla.flower.app import serve
 from pfedla.flower.deployment import Deployment
 from pfedla.flower.growth import add_site
+from pfedla.flower.project import init
 from tests.flower.sites import FakeGrid, deployment
 
 SHORT = Schedule(seed=3, rounds=2, eval_every=1)
@@ -85,7 +88,7 @@ def test_what_cannot_be_added_is_refused_and_changes_nothing(tmp_path: Path) -> 
     text = (folder / "app" / "pfedla.toml").read_text()
     with pytest.raises(ConfigError, match="names a site twice"):
         add_site(folder, "site-1", tmp_path / "run", tmp_path / "wider")
-    with pytest.raises(ConfigError, match="must be letters and digits"):
+    with pytest.raises(ConfigError, match="must be at most 60 letters and digits"):
         add_site(folder, "../site", tmp_path / "run", tmp_path / "wider")
     with pytest.raises(RunError, match="already holds a complete run"):
         add_site(folder, "site-3", tmp_path / "run", tmp_path / "run")
@@ -102,10 +105,41 @@ def test_what_cannot_be_added_is_refused_and_changes_nothing(tmp_path: Path) -> 
         add_site(folder, "site-3", tmp_path / "run", tmp_path / "wider")
 
 
+def test_a_site_that_is_added_gets_a_key_of_its_own(tmp_path: Path) -> None:
+    folder = tmp_path / "trial"
+    init(folder, ["north", "east"], "server.example.org", 8000)
+    config = folder / "app" / "pfedla.toml"
+    config.write_text(
+        config.read_text().replace("rounds = 10", "rounds = 1").replace("local_epochs = 5", "local_epochs = 1")
+    )
+    grid = FakeGrid(folder / "app", tmp_path / "state", 0)
+    for node, site in enumerate(("north", "east"), 1):
+        grid.add(node, folder / "app", tmp_path / "state", site, site)
+    data = str(folder / "sites" / "north" / "data.npz")
+    code = folder / "app" / "site_code.py"
+    code.write_text(code.read_text().replace('"data.npz"', repr(data)))
+    made = Deployment.load(folder / "app")
+    serve(replace(made, deploy=replace(made.deploy, patience=0.0)), grid, folder / "server" / "run")
+    config.write_text(config.read_text().replace("rounds = 1\n", "rounds = 2\n"))
+    words = ["--run", str(folder / "server" / "run"), "--out", str(folder / "server" / "run-3")]
+    found = CliRunner().invoke(cli, ["deploy", "add-site", str(folder), "south", *words], catch_exceptions=False)
+    assert "flwr supernode register ../sites/south/key.pub sites --name south\n" in found.output
+    assert "flwr run ../app sites --stream --run-config 'out=\"run-3\" resume=true'\n" in found.output
+    place = folder / "sites" / "south"
+    assert {path.name for path in place.iterdir()} == {"key", "key.pub", "ca.crt"}
+    assert stat.S_IMODE((place / "key").stat().st_mode) == 0o600
+    assert (place / "key.pub").read_bytes() != (folder / "sites" / "north" / "key.pub").read_bytes()
+    made = Deployment.load(folder / "app")
+    assert made.deploy.sites == ("north", "east", "south")
+    grid.add(3, folder / "app", tmp_path / "state", "south", "south")
+    assert serve(made, grid, folder / "server" / "run-3", resume=True).names == made.deploy.sites
+
+
 def test_the_command(tmp_path: Path) -> None:
     folder = stopped(tmp_path, PFedLA())
     words = ["deploy", "add-site", str(folder), "site-3", "--run", str(tmp_path / "run"), "--out", str(tmp_path / "w")]
     found = CliRunner().invoke(cli, words, catch_exceptions=False)
     assert found.exit_code == 0, found.output
     assert "goes on with site-3 from round 3" in found.output
+    assert "flwr run ../app sites --stream --run-config 'out=\"../w\" resume=true'" in found.output
     assert Deployment.load(folder / "app").deploy.sites[-1] == "site-3"

@@ -268,6 +268,7 @@ def test_a_trial_without_tls_and_keys_runs_as_its_readme_says() -> None:
         for site in ("north", "east"):
             machines.supernode(site)
         machines.give(machines.command("flwr run", "../app sites --stream"), "server", "run.log")
+        assert RunRecord(machines.folder / "server" / "run").complete, machines.logs()
         same_as_simulated(machines)
 
 

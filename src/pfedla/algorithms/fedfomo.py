@@ -83,6 +83,11 @@ class FedFomo(Algorithm[Affinities]):
         """What the candidates gain."""
         return ("gains",)
 
+    @property
+    def tells_steps(self) -> bool:
+        """Gains are differences of losses, whatever the number of steps."""
+        return False
+
     def init(self, theta: Layers, n: int, rng: torch.Generator) -> Affinities:
         """Start everybody from the common model."""
         return Affinities(bank(theta, n), torch.zeros(n, n), torch.tensor(0), torch.randint(2**31, (), generator=rng))

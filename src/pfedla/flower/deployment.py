@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 from pfedla.client import Setting
 from pfedla.config import Experiment, read_tables
 from pfedla.data.federation import Federation, own_data
-from pfedla.errors import ConfigError, DataError
+from pfedla.errors import ConfigError, DataError, ModelError
 from pfedla.experiment import assemble
 from pfedla.models import PYTHON
 from pfedla.settings import Count, Positive, Range, Settings, build
@@ -30,7 +30,12 @@ __all__ = ["CONFIG", "Deploy", "Deployment", "SiteCode"]
 
 CONFIG = "pfedla.toml"
 LONGEST_NAME = 60
-STEPS = {"path", "control"}  # uploads that tell how many steps a site took
+TAKEN = {  # sections of which a deployment takes some settings, or none; and where the others stand
+    "split": ((), "data(site) returns a site's data"),
+    "data": (("train_fraction", "validation"), "data(site) returns a site's data"),
+    "model": (("layers",), "model() makes the model"),
+    "machine": (("device", "track"), "it is for simulations"),
+}
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,7 @@ class Deploy(Settings):
     patience: Annotated[float, Range(least=0)] = 600.0  # seconds to wait for all sites at the start
     registered: bool = True  # a site's key must be registered under the site's name; false only for trials
     examples: bool = True  # sites tell their number of training examples; without, all weigh the same
+    scores: bool = True  # sites tell how well they do on their test data; without, their own logs say it
     models: bool = False  # sites send the server their personalized models at the end, too
 
     def __post_init__(self) -> None:
@@ -56,7 +62,8 @@ class Deploy(Settings):
         for name in self.sites:
             plain = name.replace("-", "").replace("_", "").replace(".", "")
             if not (plain.isascii() and plain.isalnum() and name[0].isalnum() and len(name) <= LONGEST_NAME):
-                raise ConfigError(f"deploy.sites: {name!r} must be letters and digits, with - or _ or . between")
+                what = f"at most {LONGEST_NAME} letters and digits, with - or _ or . after the first"
+                raise ConfigError(f"deploy.sites: {name[:80]!r} must be {what}")
         if len(set(self.sites)) < len(self.sites):
             raise ConfigError("deploy.sites names a site twice")
         if self.fewest > len(self.sites):
@@ -76,9 +83,14 @@ class Deployment:
         """Read a deployment's `pfedla.toml`."""
         folder = Path(folder)
         tables = read_tables(folder / CONFIG)
-        deploy = build(Deploy, tables.pop("deploy", {}))
-        if needless := {"split"} & tables.keys():
-            raise ConfigError(f"[{', '.join(needless)}] is for simulations: at a site, data(site) returns its data")
+        given: object = tables.pop("deploy", {})
+        if not isinstance(given, dict):
+            raise ConfigError(f"[deploy] must be a section of settings, not {given!r:.100}")
+        deploy = build(Deploy, given)
+        for section, (taken, instead) in TAKEN.items():
+            table: object = tables.get(section, {})
+            if needless := [key for key in table if key not in taken] if isinstance(table, dict) else []:
+                raise ConfigError(f"{section}.{needless[0]} says nothing to a deployment: {instead}")
         experiment = Experiment.from_tables(tables)
         data = replace(experiment.data, clients=len(deploy.sites), folder=None)
         model = replace(experiment.model, name=PYTHON)
@@ -105,7 +117,7 @@ class Deployment:
                 module = importlib.import_module(name)
         except ConfigError:
             raise
-        except Exception as error:  # it is the site's own code
+        except (Exception, SystemExit) as error:  # it is the site's own code
             raise ConfigError(f"{what} cannot be imported: {type(error).__name__}: {error}") from error
         for function in ("model", "data"):
             if not callable(getattr(module, function, None)):
@@ -115,11 +127,12 @@ class Deployment:
     def setting(self, code: SiteCode, device: str | None = None) -> Setting:
         """Make the model and put together what is fixed for the run."""
         machine = replace(self.experiment.machine, device=device or self.experiment.machine.device)
-        found = assemble(replace(self.experiment, machine=machine), code.model, self.deploy.sites)
-        if telling := STEPS & set(found.algorithm.uploads_beside) if not self.deploy.examples else ():
-            method = type(found.algorithm).__name__
+        found = assemble(replace(self.experiment, machine=machine), code.made, self.deploy.sites)
+        algorithm = found.algorithm
+        if algorithm.tells_steps and not self.deploy.examples:
+            what = ", ".join(algorithm.uploads_beside)
             raise ConfigError(
-                f"deploy.examples = false: {method} uploads its {min(telling)}, from which a site's steps can be "
+                f"deploy.examples = false: {type(algorithm).__name__} uploads {what}, from which a site's steps may be "
                 "computed, and so its number of examples"
             )
         return found
@@ -128,17 +141,11 @@ class Deployment:
         """Return a site's data: a federation of one."""
         experiment = self.experiment
         try:
-            found = code.data(site)
+            found = _arrays(code.data(site), f"data({site!r})")
         except DataError:
             raise
-        except Exception as error:  # it is the site's own code
+        except (Exception, SystemExit) as error:  # it is the site's own code
             raise DataError(f"data({site!r}) failed: {type(error).__name__}: {error}") from error
-        if isinstance(found, Dataset):
-            found = (found,)
-        if not isinstance(found, tuple):
-            raise DataError(f"data({site!r}) must return (x, y), (x, y, x_test, y_test), or one or two torch Datasets")
-        if any(isinstance(part, Dataset) for part in found):
-            found = tuple(array for part in found for array in _arrays(part))
         settings = experiment.data
         seed, validation = experiment.schedule.seed, settings.validation
         return own_data([found], [site], settings.train_fraction, seed, experiment.objective, validation=validation)
@@ -151,12 +158,37 @@ class SiteCode:
     model: Callable[[], nn.Module]
     data: Callable[[str], Any]
 
+    def made(self) -> nn.Module:
+        """Make the model; what goes wrong is the site's own code."""
+        try:
+            return self.model()
+        except (Exception, SystemExit) as error:
+            raise ModelError(f"model() failed: {type(error).__name__}: {error}") from error
 
-def _arrays(samples: Any) -> tuple[np.ndarray, np.ndarray]:
+
+def _arrays(found: Any, who: str) -> tuple[Any, ...]:
+    """Return what data() returned as two or four arrays, Datasets read as a whole."""
+    parts = tuple(found) if isinstance(found, tuple | list) else (found,)
+    sets = [isinstance(part, Dataset) for part in parts]
+    if all(sets) and len(parts) in (1, 2):
+        return tuple(array for samples in parts for array in _read(samples, who))
+    if any(sets) or len(parts) not in (2, 4):
+        raise DataError(f"{who} must return (x, y), (x, y, x_test, y_test), or one or two torch Datasets")
+    return parts
+
+
+def _read(samples: Any, who: str) -> tuple[np.ndarray, np.ndarray]:
     """Read a whole Dataset."""
+    if not hasattr(samples, "__len__"):
+        raise DataError(f"{who} returned a {type(samples).__name__} without a length: Datasets must have one")
     pairs = [samples[index] for index in range(len(samples))]
     if not pairs:
-        raise DataError("data(site) returned an empty Dataset")
-    x, y = zip(*pairs, strict=True)
-    inputs, targets = ([np.asarray(one) for one in part] for part in (x, y))
-    return np.stack(inputs), np.stack(targets)
+        raise DataError(f"{who} returned an empty Dataset")
+    if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+        raise DataError(f"{who} returned a Dataset whose items are not all pairs (x, y)")
+    parts = [[np.asarray(pair[which]) for pair in pairs] for which in (0, 1)]
+    for name, part in zip(("inputs", "targets"), parts, strict=True):
+        if len(shapes := {one.shape for one in part}) > 1:
+            some = " and ".join(map(str, sorted(shapes)[:2]))
+            raise DataError(f"{who} returned a Dataset whose {name} have different shapes: {some}")
+    return np.stack(parts[0]), np.stack(parts[1])

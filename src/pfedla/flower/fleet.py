@@ -189,7 +189,7 @@ class FlowerFleet:
 
     def _message(self, kind: str, client: int, t: int, message: bytes) -> Message:
         version = 0 if client in self.forgot else int(self.versions[client])
-        content = job(Order(self._run, client, t, version), message)
+        content = job(Order(self._run, client, t, version, self._roster.sites[client]), message)
         return Message(content, self._roster.nodes[client], kind, ttl=self._timeout)
 
     def _read(self, client: int, reply: Message, read: Callable[[RecordDict], T]) -> T | str:

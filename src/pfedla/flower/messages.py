@@ -59,6 +59,7 @@ class Order(NamedTuple):
     client: int  # the site's row
     t: int
     version: int  # the round whose training the server takes the site to keep; 0 if there is none
+    site: str  # whom the server takes the receiver for
 
 
 def job(order: Order, message: bytes) -> RecordDict:
@@ -68,8 +69,9 @@ def job(order: Order, message: bytes) -> RecordDict:
 
 def order(content: RecordDict) -> Order:
     """Return what a job says."""
-    numbers = (field(content, name, int, JOB) for name in ("client", "t", "version"))
-    return Order(field(content, "run", str, JOB), *numbers)
+    client, t, version = (field(content, name, int, JOB) for name in ("client", "t", "version"))
+    run, site = (field(content, name, str, JOB) for name in ("run", "site"))
+    return Order(run, client, t, version, site)
 
 
 def packed(message: bytes) -> dict[str, ArrayRecord]:

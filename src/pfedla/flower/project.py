@@ -21,16 +21,20 @@ import numpy as np
 import tomli_w
 
 from pfedla.client import Setting
+from pfedla.config import Experiment, algorithm_name
 from pfedla.data.datasets import load_dataset
-from pfedla.errors import ConfigError, DataError, PfedlaError, RunError, nearest
+from pfedla.errors import ConfigError, DataError, ModelError, PfedlaError, RunError, nearest
 from pfedla.fleet import SimulatedFleet
 from pfedla.flower.certificates import write_certificates, write_key
 from pfedla.flower.deployment import CONFIG, Deploy, Deployment
+from pfedla.flower.roster import difference, outline
 from pfedla.ledger import Ledger
 from pfedla.models import check_model
 from pfedla.pool import local_pool
+from pfedla.privacy import accountant
 from pfedla.randomness import stream
 from pfedla.rounds import Server, evaluate, participants, run_round
+from pfedla.trackers import trackers_of
 from pfedla.training import ClientData
 from pfedla.version import __version__
 
@@ -121,7 +125,7 @@ def init(folder: Path, sites: Sequence[str], address: str, port: int, *, insecur
     tables = {
         "deploy": {"sites": list(deploy.sites), "code": deploy.code, "fewest": deploy.fewest}
         | {"registered": deploy.registered, "timeout": deploy.timeout},
-        "algorithm": {"name": "pfedla"},
+        "algorithm": {"name": algorithm_name(Experiment().algorithm)},
         "schedule": {"rounds": 10, "eval_every": 5, "seed": 0},
         "training": {"local_epochs": 5, "batch_size": 32, "lr": 0.05},
     }
@@ -138,7 +142,7 @@ def init(folder: Path, sites: Sequence[str], address: str, port: int, *, insecur
             "app/pyproject.toml": PROJECT,
             "server/flwr/config.toml": tomli_w.dumps({"superlink": {"default": "sites", "sites": connection}}),
             "README.md": _readme(deploy.sites, address, port, insecure=insecure),
-            ".gitignore": "server/*.key\nserver/superlink.db*\nsites/*/key\n",
+            ".gitignore": "server/*.key\nserver/superlink.db*\nserver/run*/\nsites/*/*\n!sites/*/key.pub\n",
         }
         for name, text in texts.items():
             (folder / name).write_text(text)
@@ -166,7 +170,8 @@ def _readme(sites: Sequence[str], address: str, port: int, *, insecure: bool) ->
             "**The certificates and keys here were made for a trial, valid for 90 days, and the authority's key "
             "(`server/ca.key`) lies unprotected beside them. For data that matter, have your own authority sign the "
             "server's certificate, which must be for 127.0.0.1 beside its name, let every site make its own key "
-            "(`ssh-keygen -t ecdsa -b 384 -f key`) and send you `key.pub` alone.**"
+            "(`ssh-keygen -t ecdsa -b 384 -f key`) and send you `key.pub` alone.** If you move this folder, mend the "
+            "path in `server/flwr/config.toml`."
         )
         superlink = (
             "--ssl-ca-certfile ca.crt --ssl-certfile server.pem --ssl-keyfile server.key --enable-supernode-auth"
@@ -181,7 +186,14 @@ def _readme(sites: Sequence[str], address: str, port: int, *, insecure: bool) ->
     )
     inner = port if insecure else _inner(port)
     return README.substitute(
-        note=note, superlink=superlink, port=inner, gate=gate, register=register, every=every, version=__version__
+        note=note,
+        superlink=superlink,
+        port=inner,
+        gate=gate,
+        register=register,
+        every=every,
+        version=__version__,
+        again="the SuperLink" if insecure else "the SuperLink and the gate",
     )
 
 
@@ -219,13 +231,13 @@ export FLWR_HOME="$$PWD/flwr" FLWR_TELEMETRY_ENABLED=0
 ```
 
 $register
-When the sites are there, start the run; its folder is `server/run`:
+When the sites' SuperNodes are started (below), start the run; its folder is `server/run`:
 
 ```
 flwr run ../app sites --stream
 ```
 
-After a crash of the server, start the SuperLink as before, and resume the run from its latest complete round:
+After a crash, start $again as before, and resume the run from its latest complete round:
 
 ```
 flwr run ../app sites --stream --run-config resume=true
@@ -233,9 +245,16 @@ flwr run ../app sites --stream --run-config resume=true
 
 ## The sites
 
-Copy `sites/NAME/` to the site NAME. In that folder:
+Copy `sites/NAME/` to the site NAME, over a channel you trust. In that folder:
 
 $every
+Before the run a site can see whether its data fit. Copy `app/` there, too, so that one folder has `app/` and
+`sites/NAME/`, and in that folder:
+
+```
+pfedla deploy check . --site NAME
+```
+
 At the end the site's model is in `state/model.safetensors`. In that folder, with `model` what your `model()` returns:
 
 ```python
@@ -271,10 +290,11 @@ def _example(path: Path, number: int) -> None:
     np.savez_compressed(path, x=images.x[index], y=images.y[index])
 
 
-def check(folder: Path, only: Sequence[str] = ()) -> list[str]:
+def check(folder: Path, only: Sequence[str] = (), own_code: str | None = None, *, with_data: bool = True) -> list[str]:
     """Try a deployment without any network: code, model, data, and a round of one epoch; return what was found.
 
-    `only` some sites' data are tried, where the others' are not at hand.
+    `only` some sites' data are tried, where the others' are not at hand; one site's with `own_code`, if it brings some.
+    Without data, code, settings and model are tried alone.
     """
     deployment = Deployment.load(folder / "app")
     deploy, experiment = deployment.deploy, deployment.experiment
@@ -284,12 +304,22 @@ def check(folder: Path, only: Sequence[str] = ()) -> list[str]:
     code = deployment.code()
     setting = deployment.setting(code)
     participants(experiment.schedule, 0, len(deploy.sites))
+    trackers_of(experiment.machine.track)
+    if experiment.privacy.noise:
+        accountant()
     spec = setting.spec
+    if own_code:
+        if len(only) != 1:
+            raise ConfigError("code of a site's own is tried with its data: name that site (--site)")
+        code = deployment.code(own_code)
+        theirs = deployment.setting(code)
+        if different := difference(outline(spec, setting.template), outline(theirs.spec, theirs.template)):
+            raise ModelError(f"site {only[0]} has another model than the server: {different}")
     found = [f"model: {spec.parameters:,} parameters in the layers {', '.join(spec.names)}"]
     data: dict[int, ClientData] = {}
     if strange := set(only) - set(deploy.sites):
         raise ConfigError(f"deploy.sites has no {min(strange)!r}: {nearest(min(strange), deploy.sites)}")
-    for client, site in enumerate(deploy.sites):
+    for client, site in enumerate(deploy.sites if with_data else ()):
         place = folder / "sites" / site
         if only and site not in only:
             continue
@@ -298,18 +328,26 @@ def check(folder: Path, only: Sequence[str] = ()) -> list[str]:
         if not place.is_dir():
             found.append(f"site {site}: it has no folder here; its data are not checked")
             continue
-        with contextlib.chdir(place):
-            samples = deployment.data(code, site).data
         try:
-            check_model(setting.template, setting.objective, samples)
+            with contextlib.chdir(place):
+                federation = deployment.data(code, site)
+        except DataError as error:
+            hint = "" if only else " (if its data are not here, leave data out here, and try them at the site)"
+            raise DataError(f"{error}{hint}") from error
+        samples = federation.data[0]
+        try:
+            check_model(setting.template, setting.objective, federation.data, ["its data"])
         except PfedlaError as error:
             raise type(error)(f"site {site}: {error}") from None
-        data[client] = samples[0]
-        found.append(f"site {site}: {len(samples[0].train)} samples to train on, {len(samples[0].test)} to test on")
+        data[client] = samples
+        found.append(f"site {site}: {len(samples.train)} samples to train on, {len(samples.test)} to test on")
+        found += [f"site {site}: {federation.note}"] if federation.note else []
     if data:
         found.append(_dry_round(setting, dict(enumerate(data.values()))))
-    else:
+    elif with_data:
         found.append("no site has a folder here: no data and no round were tried")
+    else:
+        found.append("data are left out: no round was tried")
     return found
 
 

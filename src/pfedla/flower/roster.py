@@ -21,10 +21,10 @@ from pfedla.layers import LayerSpec, tensors_of
 from pfedla.tensorfile import checksum
 from pfedla.version import __version__
 
-__all__ = ["Roster", "first_values", "identity", "outline"]
+__all__ = ["Roster", "difference", "first_values", "identity", "outline"]
 
 PAUSE = 1.0  # seconds between two looks for nodes
-AGAIN = 30.0  # seconds after which a node that cannot take part is asked again
+AGAIN = 30.0  # seconds after which a node that is refused or cannot take part is asked again
 
 log = logging.getLogger("pfedla")
 
@@ -82,8 +82,9 @@ class Roster:
         self.nodes: dict[int, int] = {}  # client -> node
         self.examples: dict[int, int] = {}  # client -> training examples, 0 if it does not tell
         self.identities = [0] * len(self.sites)  # by client, 0 where none is known
-        self.refused: dict[int, str] = {}  # node -> why it is none of the sites
+        self.refused: dict[int, tuple[str, float]] = {}  # node -> why it is none of the sites, until when
         self._faulty: dict[int, tuple[int, str, float]] = {}  # node -> client, why it cannot take part, until when
+        self._told: dict[int, str] = {}  # node -> the refusal that is in the log already
         self._outline, self._first = outline(spec, template), first_values(template)
         self._registered, self._timeout = registered, timeout
         self._asked: dict[str, tuple[int, float]] = {}  # message without an answer yet -> node, end of patience
@@ -94,7 +95,7 @@ class Roster:
         while True:
             self.look()
             if self.refused:
-                raise RunError("; ".join(self.refused.values()))
+                raise RunError("; ".join(why for why, _ in self.refused.values()))
             absent = [self._absent(client) for client in range(len(self.sites)) if client not in self.nodes]
             if not absent:
                 return
@@ -112,7 +113,8 @@ class Roster:
         """Ask new nodes who they are, take in those that have answered by now; return all nodes that are there."""
         here: dict[int, Any] = {node.node_id: node for node in patiently(self.grid.get_nodes)}
         now = time.monotonic()
-        self.refused = {node: why for node, why in self.refused.items() if node in here}
+        self._told = {node: why for node, why in self._told.items() if node in here}
+        self.refused = {node: found for node, found in self.refused.items() if node in here and now < found[1]}
         self._faulty = {node: found for node, found in self._faulty.items() if node in here and now < found[2]}
         self._asked = {sent: (node, end) for sent, (node, end) in self._asked.items() if now < end}
         known = {*self.nodes.values(), *self.refused, *self._faulty, *(node for node, _ in self._asked.values())}
@@ -128,8 +130,10 @@ class Roster:
             elif reply.has_error():
                 log.warning("node %d was asked: %s", node, plain(reply.error.reason or str(reply.error.code)))
             elif reply.metadata.src_node_id == node and (why := self._enter(here[node], reply, set(here))):
-                self.refused[node] = why
-                log.warning("node %d is refused: %s", node, why)
+                self.refused[node] = why, time.monotonic() + AGAIN
+                if self._told.get(node) != why:
+                    self._told[node] = why
+                    log.warning("node %d is refused: %s", node, why)
         return set(here)
 
     def why(self, client: int) -> str:
@@ -177,7 +181,7 @@ class Roster:
             self._faulty[node] = client, f"it cannot take part: {fault}", time.monotonic() + AGAIN
             log.warning("site %s cannot take part: %s", name, fault)
             return None
-        if different := _difference(self._outline, theirs):
+        if different := difference(self._outline, theirs):
             return f"site {name} has another model than the server: {different}"
         if self.nodes.get(client) in here:
             return f"there are two nodes of the name {name}"
@@ -205,7 +209,7 @@ class Roster:
         return self.sites[client] + "".join(faults[:1])
 
 
-def _difference(ours: str, theirs: str) -> str | None:
+def difference(ours: str, theirs: str) -> str | None:
     """Return the first thing in which two outlines differ."""
     if ours == theirs:
         return None

@@ -14,8 +14,8 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from safetensors.torch import save as to_safetensors
 
-from pfedla.client import Job, Kept, Runtime, Setting, threads
-from pfedla.errors import ConfigError, DataError, ModelError, PfedlaError
+from pfedla.client import Evaluation, Job, Kept, Runtime, Setting, threads
+from pfedla.errors import ConfigError, DataError, ModelError, PfedlaError, RunError, unknown_name
 from pfedla.flower.deployment import Deployment, SiteCode
 from pfedla.flower.messages import CALL, KEPT, KINDS, Order, answer, metrics, order, packed, payload
 from pfedla.flower.roster import first_values, outline
@@ -30,6 +30,7 @@ __all__ = ["LostError", "Site", "fault"]
 
 MODEL = "model.safetensors"
 STATE = "pfedla-state"
+TOLD = ("site", "state", "code", "device", "threads")  # what a SuperNode's --node-config may say
 
 log = logging.getLogger("pfedla")
 
@@ -60,7 +61,9 @@ class Site:
     @classmethod
     def of(cls, deployment: Deployment, context: Context) -> Site:
         """Return the site that a SuperNode's --node-config describes."""
-        found = {name: context.node_config.get(name) for name in ("site", "state", "code", "device")}
+        for key in sorted(context.node_config.keys() - {*TOLD}):
+            raise unknown_name("setting in --node-config", key, TOLD)
+        found = {name: context.node_config.get(name) for name in TOLD[:-1]}
         texts = {name: None if value is None else str(value) for name, value in found.items()}
         name = texts["site"]
         if not name:
@@ -77,6 +80,8 @@ class Site:
             if kind == CALL:
                 return self._call()
             asked = order(message.content)
+            if asked.site != self.name:
+                raise RunError(f"its SuperNode is now {self.name}'s, and was {asked.site}'s before")
             if kind == KEPT:
                 self._kept(asked)
                 return answer()
@@ -108,7 +113,7 @@ class Site:
     def data(self) -> ClientData:
         """The site's samples, found to fit the model."""
         data = self.deployment.data(self._code, self.name).data
-        check_model(self.setting.template, self.setting.objective, data)
+        check_model(self.setting.template, self.setting.objective, data, [self.name])
         return data[0]
 
     def _call(self) -> RecordDict:
@@ -139,7 +144,9 @@ class Site:
         with threads(self.threads):
             found = runtime.run(job)
         if kind == "evaluate":
-            return answer(metrics(found))
+            told = ", ".join(f"{name} {value:.4f}" for name, value in found.personalized.items())
+            log.info("after round %d, on this site's test data: %s", asked.t, told)
+            return answer(metrics(found if self.deployment.deploy.scores else Evaluation({}, {})))
         if kind == "personalize":
             self._hold(found, asked)
             return answer(packed(to_safetensors(found if self.deployment.deploy.models else {})))

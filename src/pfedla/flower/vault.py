@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from pfedla import tensorfile, tree
 from pfedla.client import Kept
 from pfedla.errors import RunError
+from pfedla.record import sync
 
 __all__ = ["Vault", "durably"]
 
@@ -81,6 +82,9 @@ class Vault:
             between = [found for found in self.versions() if taken < found < version]
             for old in [*before[:-EARLIER], *between] if taken else self.versions()[:-MOST]:
                 self._path(old).unlink(missing_ok=True)
+            for part in self.folder.glob("*.part"):  # of a process that was killed
+                if part.name < self._path(version).name:
+                    part.unlink(missing_ok=True)
         except OSError as error:
             log.error("cannot write to %s: %s", self.folder, error)
             raise RunError(f"it cannot keep what it trained: {error.strerror}") from error
@@ -110,5 +114,6 @@ def durably(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
+        sync(path.parent)
     finally:
         part.unlink(missing_ok=True)
