@@ -28,6 +28,7 @@ from pfedla.algorithms import (
     PFedLA,
     PFedLAPeers,
     PFedLAX,
+    PFedLAXPeers,
     PFedMe,
     Scaffold,
     SimilarityLayer,
@@ -57,6 +58,15 @@ SHARE = Allowed("at least 0 and at most 1", (-TINY, 1 + 1e-15), (0.0, 1.0))
 BELOW_1 = Allowed("at least 0 and below 1", (-TINY, 1.0, 1.5), (0.0, 1 - 1e-15))
 
 HYPERNETWORKS = {"retain": WHOLE, "hyper_lr": POSITIVE, "embedding": COUNT, "hidden": COUNT}
+JUDGED = {
+    "folds": Allowed("at least 2", (1, 0, -2), (2,)),
+    "hold": COUNT,
+    "first": Allowed("at least -1000 and at most 1000", (-1000.1, 1000.1), (-1000.0, 1000.0)),
+    "eta": NON_NEGATIVE,
+    "eta_start": NON_NEGATIVE,
+    "eta_serve": NON_NEGATIVE,
+    "serve_steps": COUNT,
+}
 RANGES: dict[Method, dict[str, Allowed]] = {
     APFL: {"alpha": SHARE},
     Ditto: {"lam": NON_NEGATIVE},
@@ -92,19 +102,12 @@ RANGES: dict[Method, dict[str, Allowed]] = {
     PFedLA: HYPERNETWORKS,
     HeurPFedLA: HYPERNETWORKS,
     PFedLAPeers: {**HYPERNETWORKS, "peers": COUNT, "refresh": COUNT},
-    PFedLAX: {
-        "folds": Allowed("at least 2", (1, 0, -2), (2,)),
-        "hold": COUNT,
-        "first": Allowed("at least -1000 and at most 1000", (-1000.1, 1000.1), (-1000.0, 1000.0)),
-        "eta": NON_NEGATIVE,
-        "eta_start": NON_NEGATIVE,
-        "eta_serve": NON_NEGATIVE,
-        "serve_steps": COUNT,
-    },
+    PFedLAX: JUDGED,
+    PFedLAXPeers: {**JUDGED, "peers": COUNT, "refresh": COUNT},
 }
 CHOICES: dict[Method, dict[str, str]] = {
     PerFedAvg: {"variant": "fo, hf"},
-    PFedLAX: {"logits": "two, one"},
+    **{kind: {"logits": "two, one"} for kind in (PFedLAX, PFedLAXPeers)},
     **{kind: {"hyper_optimizer": "sgd, mean-sgd, adam"} for kind in (PFedLA, HeurPFedLA, PFedLAPeers)},
 }
 OTHERS: dict[Method, dict[str, str]] = {
