@@ -25,6 +25,7 @@ from benchmarks import (
     tables,
     training,
     tricks,
+    variants,
 )
 from benchmarks.measuring import Bystanders, Row
 from pfedla.pool import available_cores
@@ -34,6 +35,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Row]]] = {
     "tricks": tricks.measure,
     "kernels": kernels.measure,
     "server": server.measure,
+    "variants": variants.measure,
     "evaluation": evaluation.measure,
     "startup": startup.measure,
     "memory": memory.measure,

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from benchmarks.measuring import Row, in_turns
 from benchmarks.server import lenet, state_for
+from pfedla import PFedLA
 from pfedla import RunRecord, tensorfile
 from pfedla.config import Machine
 from pfedla.ledger import Ledger
@@ -32,7 +33,7 @@ def measure(quick: bool) -> list[Row]:
 
 
 def _measure(n: int, repeats: int) -> Row:
-    algorithm, state = state_for(lenet(), n)
+    algorithm, state = state_for(PFedLA(), lenet(), n)
     size = sum(tensor.nbytes for tensor in flatten(state).values())
     plain = np.ones(size, dtype=np.uint8)
     with tempfile.TemporaryDirectory() as folder:

@@ -25,10 +25,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -36,6 +36,7 @@ from torch import nn
 
 from benchmarks.measuring import Row, copy_bandwidth, fresh, matmul_rate, reset_peak, resident
 from pfedla import PFedLA
+from pfedla.algorithm import Algorithm
 from pfedla.algorithms import pfedla as equations
 from pfedla.layers import LayerSpec
 from pfedla.models import LeNet
@@ -43,10 +44,18 @@ from pfedla.pool import keep_freed_memory
 from pfedla.randomness import stream
 from pfedla.wire import Payload
 
-__all__ = ["lenet", "measure", "resnet", "state_for"]
+__all__ = ["Played", "lenet", "measure", "play", "resnet", "state_for"]
 
 RATIO = "ratio to limit"
 PARTS = {"aggregate": "Eq. 6", "inner_products": "inner products"}
+
+
+class Played(NamedTuple):
+    """What rounds cost the server: median seconds of each part; resident bytes before, and at most."""
+
+    took: dict[str, float]
+    before: int
+    peak: int
 
 
 def measure(quick: bool) -> list[Row]:
@@ -86,10 +95,10 @@ def resnet() -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(512, 10))
 
 
-def state_for(model: nn.Module, n: int) -> tuple[PFedLA, Any]:
-    """Return pFedLA for a model, and its state before the first round of `n` clients."""
+def state_for(method: Algorithm[Any], model: nn.Module, n: int) -> tuple[Algorithm[Any], Any]:
+    """Return a method for a model, and its state before the first round of `n` clients."""
     spec = LayerSpec.of(model)
-    algorithm = PFedLA().for_model(spec)
+    algorithm = method.for_model(spec)
     return algorithm, algorithm.init(spec.read(model), n, stream(0, "init"))
 
 
@@ -115,14 +124,11 @@ def timed(module: Any, names: dict[str, str]) -> Iterator[dict[str, float]]:
         yield spent
 
 
-def _measure(make: Callable[[], nn.Module], n: int, repeats: int, square: int, copied: int) -> Row:
-    keep_freed_memory()  # as in a run
-    rates = [(matmul_rate(square), copy_bandwidth(copied))]
-    model = make()
-    algorithm, state = state_for(model, n)
-    count = min(10, n)
-    groups = [ids.sort().values for ids in torch.randperm(n, generator=stream(0, "groups")).split(count)[:5]]
-    upload = _upload(algorithm.download(state, groups[0]))
+def play(method: Algorithm[Any], model: nn.Module, n: int, repeats: int) -> Played:
+    """Run the server's part of rounds of 10 of `n` clients, after one that is not counted for each group of them."""
+    algorithm, state = state_for(method, model, n)
+    groups = [ids.sort().values for ids in torch.randperm(n, generator=stream(0, "groups")).split(min(10, n))[:5]]
+    upload = _upload(algorithm.download(state, groups[0]), algorithm.uploads_beside)
     for ids in groups:
         state = algorithm.update(state, ids, algorithm.download(state, ids), upload)
     before = resident() - sum(rows.nbytes for rows in upload.layers.values())
@@ -138,11 +144,18 @@ def _measure(make: Callable[[], nn.Module], n: int, repeats: int, square: int, c
             end = time.perf_counter()
         del got  # a round holds on to it until the update is done
         rounds.append({"download": downloaded - start, "update": end - downloaded, "both": end - start, **spent})
-    peak = resident("VmHWM")
+    took = {part: statistics.median(turn[part] for turn in rounds) for part in rounds[0]}
+    return Played(took, before, resident("VmHWM"))
+
+
+def _measure(make: Callable[[], nn.Module], n: int, repeats: int, square: int, copied: int) -> Row:
+    keep_freed_memory()  # as in a run
+    rates = [(matmul_rate(square), copy_bandwidth(copied))]
+    algorithm, model = PFedLA(), make()
+    took, before, peak = play(algorithm, model, n, repeats)
     rates.append((matmul_rate(square), copy_bandwidth(copied)))
     flops, bandwidth = (max(kind) for kind in zip(*rates, strict=True))
-    took = {part: statistics.median(turn[part] for turn in rounds) for part in rounds[0]}
-    limit = limits(algorithm, LayerSpec.of(model), n, count, flops, bandwidth)
+    limit = limits(algorithm, LayerSpec.of(model), n, min(10, n), flops, bandwidth)
     return {
         "model": "LeNet+BN" if make is lenet else "ResNet-18's layers",
         "clients": n,
@@ -177,10 +190,13 @@ def limits(algorithm: PFedLA, spec: LayerSpec, n: int, count: int, flops: float,
     }
 
 
-def _upload(got: Payload) -> Payload:
-    """Return a small change of everything, as clients would send it."""
+def _upload(got: Payload, beside: Sequence[str]) -> Payload:
+    """Return a small change of everything, as clients would send it, with a method's own values beside it."""
     layers = {key: torch.randn(rows.shape, generator=stream(0, key)) * 1e-3 for key, rows in got.layers.items()}
-    return Payload.of(layers, torch.ones_like(got.sent), got.names, examples=torch.full((len(got.sent),), 420))
+    n, count = got.sent.shape
+    values = {"path": torch.ones(n), "start": torch.full((n, count), 0.1), "serve": torch.full((n, count), 0.1)}
+    more = {name: values[name] for name in beside}
+    return Payload.of(layers, torch.ones_like(got.sent), got.names, examples=torch.full((n,), 420), **more)
 
 
 def _ms(value: float) -> float:
