@@ -109,7 +109,7 @@ def _heat(axis: Axes, values: np.ndarray, shades: Normalize | None = None) -> No
     axis.grid(which="minor", color=_GRID, linewidth=0.5)
     axis.tick_params(which="minor", length=0)
     for (row, place), value in np.ndenumerate(values):
-        colour = "white" if float(shades(max(value, 1e-6))) > 0.55 else _INK
+        colour = "white" if float(shades(max(value, 1e-6))) > 0.64 else _INK
         axis.text(place, row, in_percent(value), ha="center", va="center", fontsize=6.5, color=colour)
 
 
