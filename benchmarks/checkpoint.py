@@ -16,8 +16,7 @@ from safetensors.torch import load_file
 
 from benchmarks.measuring import Row, in_turns
 from benchmarks.server import lenet, state_for
-from pfedla import PFedLA
-from pfedla import RunRecord, tensorfile
+from pfedla import PFedLA, RunRecord, tensorfile
 from pfedla.config import Machine
 from pfedla.ledger import Ledger
 from pfedla.record import Snapshot
