@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import pfedla
-from pfedla.algorithms import FedAvg, FedPer, PFedLA
+from pfedla.algorithms import FedAvg, FedPer, PFedLA, PFedLAX
 from pfedla.cli import cli
 from pfedla.errors import ConfigError, RunError
 from pfedla.record import RunRecord
@@ -55,13 +55,13 @@ def state_of(run: Path, algorithm: Any, n: int) -> dict[str, torch.Tensor]:
     return flatten(saved.state)
 
 
-@pytest.mark.parametrize("algorithm", [PFedLA(retain=1), FedAvg(), FedPer()])
+@pytest.mark.parametrize("algorithm", [PFedLA(retain=1), PFedLAX(), FedAvg(), FedPer()])
 def test_a_site_that_is_added_takes_part_and_the_others_rows_are_as_they_were(algorithm: Any, tmp_path: Path) -> None:
     folder = stopped(tmp_path, algorithm)
     assert add_site(folder, "site-3", tmp_path / "run", tmp_path / "wider") == 3
     before, after = state_of(tmp_path / "run", algorithm, 3), state_of(tmp_path / "wider", algorithm, 4)
     for key, rows in before.items():
-        if key.startswith(("theta/", "body/value")):
+        if key.startswith(("theta/", "members/theta/", "body/value")):
             assert torch.equal(after[key][: len(rows)], rows), key
     assert RunRecord(tmp_path / "wider").facts()["id"] == RunRecord(tmp_path / "run").facts()["id"]
     with pytest.raises(RunError, match="went on in"):
@@ -75,7 +75,7 @@ def test_a_site_that_is_added_takes_part_and_the_others_rows_are_as_they_were(al
     assert result.history[1]["clients"]["accuracy"][3] is None
     assert result.history[3]["clients"]["accuracy"][3] is not None
     assert pfedla.load(tmp_path / "run", model=made.code().model).names == ("site-0", "site-1", "site-2")
-    if isinstance(algorithm, PFedLA):
+    if isinstance(algorithm, PFedLA | PFedLAX):
         alpha = result.alpha
         assert alpha is not None
         assert alpha.shape[1:] == (4, alpha.shape[2], 4)
