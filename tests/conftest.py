@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import Any
 
@@ -22,6 +23,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def one_thread() -> None:
     """Tiny tensors are slower on many threads."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def signals_as_usual() -> None:
+    """Hear Ctrl-C and the like where the tests run in the background of a shell, which has them ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 QUICK = ("fedavg", "fedper", "fedfomo", "pfedla", "heurpfedla", "pfedla-peers")  # one of each kind
