@@ -111,7 +111,7 @@ def cases() -> dict[str, tuple[Step, Step]]:
     return {
         "channels-last": (by_hand(channels_last=False), by_hand()),
         "ReLU after the pooling": (by_hand(work.LeNet), without_loops(by_hand())),
-        "batch norm, pooling and ReLU in one loop": (without_loops(by_hand()), by_hand()),
+        "compiled loops": (without_loops(by_hand()), by_hand()),
         "SGD over a list of tensors (foreach)": (by_hand(foreach=False), by_hand(foreach=True)),
         "fused SGD": (by_hand(foreach=False), by_hand(fused=True)),
         "one flat vector, our whole loop": (by_hand(), lambda: ours.epoch(ours.samples)),
