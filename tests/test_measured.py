@@ -85,6 +85,31 @@ def test_what_the_readme_says_of_the_demonstration() -> None:
     says("README.md", f"lifts FedAvg's one model to {mean('demo', 'fedavg', 'accuracy_class_prior'):.2f}")
 
 
+def test_what_the_readme_says_of_the_class_prior() -> None:
+    says(
+        "README.md", "told each client's class frequencies, is above pFedLA's models as they are, and within a point of"
+    )
+    name, prior = "seeds-cifar10-non-iid-1", "accuracy_class_prior"
+    local, fedavg, pfedla = (mean(name, label) for label in ("local", "fedavg", "pfedla"))
+    assert fedavg < local < pfedla < mean(name, "fedavg", prior)
+    assert abs(mean(name, "fedavg", prior) - mean(name, "pfedla", prior)) < 1
+
+
+def test_what_the_page_says_of_weights_by_group() -> None:
+    page = "docs/where-clients-differ.md"
+    for shift, label, text in (
+        ("labels", "pfedla", "pFedLA: 1.0, 1.6, 19, 62 and 221 if labels differ"),
+        ("inputs", "pfedla", "and 2.0, 9.9, 47, 3.9 and 2.0 if inputs do"),
+    ):
+        says(page, text)
+        table = (ROOT / page).read_text().splitlines()
+        found = [line.split("|")[7] for line in table if line.startswith(f"| `where-fashion-mnist-{shift}, {label},")]
+        shown = re.search(r"[\d., ]+ and \d+(?:\.\d)?", text)
+        assert shown
+        for ratio, said in zip(found, re.findall(r"\d+(?:\.\d)?", shown[0]), strict=True):
+            assert f"{float(ratio):.{1 if '.' in said else 0}f}" == said
+
+
 def test_what_the_pages_say_of_local() -> None:
     found = percent("cifar10-non-iid-1", "local")
     says("docs/paper.md", f"{fmean(found):.2f} ± {stdev(found):.2f} over three seeds")
