@@ -49,6 +49,13 @@ def test_examples_run(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert float(found[1]) > 0.8
 
 
+def test_the_readme_counts_the_methods() -> None:
+    text, others = (ROOT / "README.md").read_text(), len(ALGORITHMS) - 10  # pFedLA, HeurpFedLA and eight baselines
+    assert f"| methods | {len(ALGORITHMS)}, most of them personalized |" in text
+    assert others == 15
+    assert "eight baselines and fifteen more methods" in text
+
+
 def test_the_quickstart_of_the_readme_is_the_example() -> None:
     code = (ROOT / "examples" / "quickstart.py").read_text().partition("\n\n")[2]
     assert blocks(ROOT / "README.md", "python")[0].strip() == code.strip()
