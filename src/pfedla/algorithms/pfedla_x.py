@@ -39,7 +39,18 @@ from pfedla.storage import zeros
 from pfedla.training import Task
 from pfedla.wire import Payload
 
-__all__ = ["Judged", "Members", "Others", "PFedLAX", "between", "climbed", "judged", "teachers", "weights_of_others"]
+__all__ = [
+    "Judged",
+    "Members",
+    "Others",
+    "PFedLAX",
+    "all_teachers",
+    "between",
+    "climbed",
+    "judged",
+    "teachers",
+    "weights_of_others",
+]
 
 START, SERVE, ROUNDS = "#start", "#serve", "#rounds"
 LIMIT = 5.0  # of logits that are judged: shares stay within 0.7 % and 99.3 %
@@ -66,6 +77,12 @@ def teachers(candidates: Tensor, ids: Tensor, trained: Tensor) -> Tensor:
     others = candidates != ids[:, None]
     able = others & trained[candidates]
     return torch.where(able.any(1, keepdim=True), able, others).unsqueeze(1)
+
+
+def all_teachers(members: Members, ids: Tensor) -> Tensor:
+    """Say from whom clients learn if everybody is a candidate: `(n, 1, N)`."""
+    everybody = torch.arange(len(members.trained)).expand(len(ids), -1)
+    return teachers(everybody, ids, members.trained)
 
 
 def weights_of_others(z: Tensor, among: Tensor) -> Tensor:
@@ -206,12 +223,12 @@ class PFedLAX(Judged[Others]):
 
     def download(self, state: Others, ids: Tensor) -> Payload:
         """Send m_i."""
-        return self.mixed(state.members, weights_of_others(state.z[ids], _among(state, ids)))
+        return self.mixed(state.members, weights_of_others(state.z[ids], all_teachers(state.members, ids)))
 
     def update(self, state: Others, ids: Tensor, got: Payload, upload: Payload) -> Others:
         """Climb z by the previous round's θ; then take what the clients trained."""
         g = inner_products(upload.layers, state.members.theta, got.names).to(state.z)  # (n, L, N)
-        state.z[ids] = climbed(state.z[ids], g, upload.values["path"], _among(state, ids), self.eta)
+        state.z[ids] = climbed(state.z[ids], g, upload.values["path"], all_teachers(state.members, ids), self.eta)
         self.take(state.members, ids, got, upload)
         return state
 
@@ -235,25 +252,19 @@ class PFedLAX(Judged[Others]):
         if not by_layer:
             names, ids = _names(state.members.theta), torch.tensor([client])
             g = inner_products({name: downhill[name] for name in names}, state.members.theta, names).to(state.z)
-            rise = climbed(torch.zeros_like(g), g, torch.ones(1), _among(state, ids), 1.0)  # (1, L, N)
+            rise = climbed(torch.zeros_like(g), g, torch.ones(1), all_teachers(state.members, ids), 1.0)  # (1, L, N)
             state.z[ids] += (step * rise / rise.abs().max()).nan_to_num(0)
         return state
 
     def diagnostics(self, state: Others) -> dict[str, Tensor]:
         """Return all clients' weights."""
         ids = torch.arange(len(state.z))
-        return self.shown(state.members, weights_of_others(state.z, _among(state, ids)), ids)
+        return self.shown(state.members, weights_of_others(state.z, all_teachers(state.members, ids)), ids)
 
 
 def _names(theta: Layers) -> tuple[str, ...]:
     """Return the layers, in the model's order."""
     return tuple(key for key in theta if not kind_of(key))
-
-
-def _among(state: Others, ids: Tensor) -> Tensor:
-    """Return from whom clients learn, of everybody: `(n, 1, N)`."""
-    everybody = torch.arange(len(state.members.trained)).expand(len(ids), -1)
-    return teachers(everybody, ids, state.members.trained)
 
 
 def _own_or(m: Layers, own: Layers) -> Layers:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pfedla.algorithms.hypernetwork import draw_hypernetworks, hypernetwork, hypernetwork_gradient
 from pfedla.algorithms.pfedla import head_rows, inner_products
-from pfedla.algorithms.pfedla_x import Judged, Members, climbed, teachers
+from pfedla.algorithms.pfedla_x import Judged, Members, all_teachers, climbed
 from pfedla.layers import Layers, kind_of
 from pfedla.optimizer import Optimizer, Rows, TrainState
 from pfedla.settings import Count, Positive
@@ -56,7 +56,7 @@ class PFedLAXHyper(Judged[HyperOthers]):
     def update(self, state: HyperOthers, ids: Tensor, got: Payload, upload: Payload) -> HyperOthers:
         """Eqs. 10-11 by the previous round's θ; then take what the clients trained."""
         g = inner_products(upload.layers, state.members.theta, got.names).to(state.members.start)  # (n, L, N)
-        g = climbed(torch.zeros_like(g), g, upload.values["path"], _among(state, ids), 1.0)
+        g = climbed(torch.zeros_like(g), g, upload.values["path"], all_teachers(state.members, ids), 1.0)
         to_body, to_heads = hypernetwork_gradient(*_rows(state, ids), g)
         self._optimizer.ascend(state.body, to_body, ids)
         self._optimizer.ascend(state.heads, to_heads, head_rows(ids, len(got.names)).flatten())
@@ -73,15 +73,9 @@ class PFedLAXHyper(Judged[HyperOthers]):
         return Optimizer(self.hyper_optimizer, self.hyper_lr or (3e-4 if self.hyper_optimizer == "adam" else 1.0))
 
 
-def _among(state: HyperOthers, ids: Tensor) -> Tensor:
-    """Return from whom clients learn: `(n, 1, N)`."""
-    trained = state.members.trained
-    return teachers(torch.arange(len(trained)).expand(len(ids), -1), ids, trained)
-
-
 def _rows(state: HyperOthers, ids: Tensor) -> tuple[Rows, Rows]:
     """Return the clients' hypernetworks, which give no weight to those that a client does not learn from."""
-    layers, among = state.members.start.shape[1], _among(state, ids)
+    layers, among = state.members.start.shape[1], all_teachers(state.members, ids)
     heads = state.heads.rows(head_rows(ids, layers).flatten())
     never = ~among.expand(-1, layers, -1).flatten(0, 1)  # (n L, N)
     return state.body.rows(ids), heads | {"bias": heads["bias"].masked_fill(never, NEVER)}
@@ -89,4 +83,4 @@ def _rows(state: HyperOthers, ids: Tensor) -> tuple[Rows, Rows]:
 
 def _weights(state: HyperOthers, ids: Tensor) -> Tensor:
     """Return q, `(n, L, N)`."""
-    return hypernetwork(*_rows(state, ids)).masked_fill(~_among(state, ids), 0)
+    return hypernetwork(*_rows(state, ids)).masked_fill(~all_teachers(state.members, ids), 0)
