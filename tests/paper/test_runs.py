@@ -50,6 +50,8 @@ def test_a_finished_cell_outlives_its_run_and_is_never_run_again(
     np.testing.assert_allclose(kept["alpha"], record.diagnostics()["alpha"][-1], atol=1e-5)
     assert kept["layers"] == ["conv1", "conv2", "fc1", "fc2", "fc3"]
     assert sum(kept["retained"]) == pytest.approx(2, abs=1e-4)  # k = 2 of every download
+    sets = (record.ledger().arrays()["down"] == 0).reshape(2, -1, 5)  # (rounds, clients, layers): everybody takes part
+    assert kept["retained_changes"] == pytest.approx((sets[0] != sets[1]).any(-1).mean(), abs=1e-5)
     shutil.rmtree(smoke.runs)
     assert left(smoke, cells) == []
     assert left(smoke, cells, overwrite=True) == cells
@@ -58,6 +60,12 @@ def test_a_finished_cell_outlives_its_run_and_is_never_run_again(
     monkeypatch.setattr(runs, "carry_out", None)  # it would be called
     with pytest.raises(TypeError):
         run_cell(smoke, cells[0])
+
+
+def test_changes_of_the_retained_set_are_counted_client_by_client() -> None:
+    sets = np.array([[1, 0], [0, 1], [1, 0], [1, 0], [0, 1]], bool)
+    assert runs._changes(sets, np.array([0, 1, 0, 1, 0])) == pytest.approx(2 / 3)  # 0 keeps, then changes; 1 changes
+    assert runs._changes(sets[:2], np.array([0, 1])) == 0  # one download each: nothing to compare
 
 
 @pytest.mark.slow

@@ -68,6 +68,7 @@ def table_of_retained(item: Item, places: Places, wanted: Wanted) -> list[Sheet]
             theirs = megabytes(sizes, named) if printed else None
             often = sorted(ours.items(), key=lambda pair: -pair[1])
             shares = ", ".join(f"{name} {share:.0%}" for name, share in often if share)
+            changes = [summary["retained_changes"] for summary in summaries if "retained_changes" in summary]
             rows.append(
                 (
                     Figure(str(k)),
@@ -80,6 +81,7 @@ def table_of_retained(item: Item, places: Places, wanted: Wanted) -> list[Sheet]
                     Figure(f"{printed.megabytes:.2f}" if printed else "-"),
                     Figure(f"{theirs:.2f}" if theirs is not None else "-"),
                     Figure(shares or ("none" if summaries and not k else "")),
+                    Figure(f"{fmean(changes):.1%}" if changes else ""),
                     Figure((", ".join(printed.layers) or "none") if printed else "-"),
                 )
             )
@@ -97,11 +99,12 @@ def table_of_retained(item: Item, places: Places, wanted: Wanted) -> list[Sheet]
                     "paper_unit_printed": printed.megabytes if printed else None,
                     "paper_unit_of_its_layers": theirs,
                     "retained": shares,
+                    "retained_changes": fmean(changes) if changes else None,
                     "retained_in_the_paper": ", ".join(printed.layers) if printed else None,
                 }
             )
         figures = ("k", "ours %", "paper %", "MB down / up", "paper's unit: ours", "printed", "from its layers")
-        head = (*figures, "retained here (share of downloads)", "in the paper")
+        head = (*figures, "retained here (share of downloads)", "other layers than last time", "in the paper")
         title = f"Table 3, {dataset} ({heading(places, column, seeds)}), scale {places.scale}"
         note = "MB are 10^6 bytes of layers as sent, of all rounds run here. The paper's unit is for its 600 rounds."
         notes = tuple(text for text in (note, measured_by(s for some in found.values() for s in some)) if text)

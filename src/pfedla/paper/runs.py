@@ -84,7 +84,8 @@ def kept_of(record: RunRecord, *, over_time: bool) -> Summary:
     """Return what is kept of a run beside its final figures.
 
     `curve`: rounds, mean accuracy, and the first client's; `retained`: the share of downloads that each layer was left
-    out of; `alpha`: the final weights, if the clients are few; `alpha_over_time`: the first client's.
+    out of; `retained_changes`: the share of downloads that left out other layers than the client's last one; `alpha`:
+    the final weights, if the clients are few; `alpha_over_time`: the first client's.
     """
     history, found = record.history(), record.diagnostics()
     kept: Summary = {
@@ -97,7 +98,10 @@ def kept_of(record: RunRecord, *, over_time: bool) -> Summary:
     if LAYERS in found:
         kept["layers"] = [str(name) for name in found[LAYERS]]
     if "retained" in found:
-        kept["retained"] = _rounded((record.ledger().arrays()["down"] == 0).mean(0))
+        lines = record.ledger().arrays()
+        left_out = lines["down"] == 0  # (downloads, layers)
+        kept["retained"] = _rounded(left_out.mean(0))
+        kept["retained_changes"] = _rounded(_changes(left_out, lines["client"]))
     if "alpha" in found and found["alpha"].shape[1] <= MOST_CLIENTS:
         kept["alpha"] = _rounded(found["alpha"][-1])
         if over_time:
@@ -210,6 +214,13 @@ def _start(places: Places, cell: Cell, overwrite: bool) -> subprocess.Popen[str]
 
 def _words(cell: Cell) -> str:
     return f"{cell.method.name} on {cell.column.name}, seed {cell.seed}"
+
+
+def _changes(sets: np.ndarray, clients: np.ndarray) -> float:
+    """Return how often a client's set differs from its last one: `sets` are of many clients, in the order of time."""
+    own = [sets[clients == client] for client in np.unique(clients)]
+    differs = [(one[1:] != one[:-1]).any(1) for one in own]
+    return float(np.concatenate(differs).mean()) if any(map(len, differs)) else 0.0
 
 
 def _rounded(value: Any) -> Any:
