@@ -88,7 +88,7 @@ def test_cells_are_means_over_seeds_beside_the_papers(places: Places, put: Put) 
     assert rows["FedRep, half for the body"][1].text == "-"
     for column, best in ((0, "pFedLA"), (1, "HeurpFedLA"), (3, "pFedLA")):
         assert [name for name, row in rows.items() if row[column].best] == [best]
-    assert "10 clients, fashion-mnist, 200 rounds, 300 test images, 3 seeds" in sheet.head[1]
+    assert "10 clients, fashion-mnist, 200 rounds, 300 test images, 3 seeds" in sheet.groups[0].heading
     assert "scale laptop" in sheet.title
     text = "\n".join(sheet.notes)
     assert "first in 1 of 1 columns, and first or within one standard deviation in 1 (paper, same columns" in text
@@ -158,6 +158,8 @@ def test_formats_say_the_same(places: Places, put: Put) -> None:
     assert "| pFedLA | **90.00** | 94.34 ± 0.29 |" in markdown
     assert r"Local & 81.25 & 85.83 $\pm$ 0.17 & -4.58 & 82.25 \\" in latex
     assert r"pFedLA & \textbf{90.00} &" in latex
+    assert r" & \multicolumn{4}{c}{10 clients, fashion-mnist, 200 rounds, 300 test images, 1 seed} \\" in latex
+    assert r"\cmidrule(lr){2-5}" in latex
     assert latex.count(r"\begin{tabular}") == latex.count(r"\bottomrule") == 1
     local = next(record for record in records if record["method"] == "Local")
     assert (local["ours"], local["paper"], local["scale"], local["clients"]) == ("81.25", "85.83", "laptop", "10")
@@ -170,11 +172,13 @@ def test_table_3_shows_bytes_and_the_papers_unit_for_what_was_retained(places: P
     column = columns_of(ITEMS["table3"], wanted)[0]
     sizes = layer_sizes(column)
     put(Cell(column, KEEP[0], 0), 0.90, layers=list(sizes))
-    put(Cell(column, KEEP[1], 0), 0.94, layers=list(sizes), retained=[0, 0, 0.25, 0, 0.75], retained_changes=0.0234)
+    put(
+        Cell(column, KEEP[1], 0), 0.94, layers=list(sizes), retained=[0, 0.004, 0.246, 0, 0.75], retained_changes=0.0234
+    )
     (sheet,) = table_of_retained(ITEMS["table3"], places, wanted)
     first, second, third, fourth = ([cell.text for cell in row] for row in sheet.rows)
     assert first == ["0", "90.00", "90.65", "2.0 / 3.0", "491.08", "491.08", "491.08", "none", "", "none"]
-    unit = megabytes(sizes, {"fc1": 0.25, "fc3": 0.75})
+    unit = megabytes(sizes, {"conv2": 0.004, "fc1": 0.246, "fc3": 0.75})
     assert second[:4] == ["1", "94.00", "94.11", "2.0 / 3.0"]
     assert second[4:] == [f"{unit:.2f}", "488.65", "488.65", "fc3 75%, fc1 25%", "2.3%", "fc3"]
     assert third[1] == "missing"
@@ -185,7 +189,7 @@ def test_table_3_shows_bytes_and_the_papers_unit_for_what_was_retained(places: P
     assert [cell.text for cell in sheet.rows[1]][4:9] == ["", "488.65", "488.65", "", ""]
     (sheet,) = table_of_retained(ITEMS["table3"], places, wanted._replace(algorithms=("pfedla",)))
     assert [row[0].text for row in sheet.rows] == ["0"]
-    assert unit == pytest.approx((2 * 85_822 - 0.25 * 61_560 - 0.75 * 850) * 750 * 4 / 2**20)
+    assert unit == pytest.approx((2 * 85_822 - 0.004 * 12_832 - 0.246 * 61_560 - 0.75 * 850) * 750 * 4 / 2**20)
 
 
 def test_methods_are_known_by_their_labels(places: Places, put: Put) -> None:

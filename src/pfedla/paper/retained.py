@@ -67,7 +67,7 @@ def table_of_retained(item: Item, places: Places, wanted: Wanted) -> list[Sheet]
             named = dict.fromkeys(printed.layers, 1.0) if printed else {}
             theirs = megabytes(sizes, named) if printed else None
             often = sorted(ours.items(), key=lambda pair: -pair[1])
-            shares = ", ".join(f"{name} {share:.0%}" for name, share in often if share)
+            shares = ", ".join(f"{name} {share:.0%}" for name, share in often if share >= 0.005)
             changes = [summary["retained_changes"] for summary in summaries if "retained_changes" in summary]
             rows.append(
                 (

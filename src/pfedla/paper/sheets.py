@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
-__all__ = ["FORMATS", "Figure", "Format", "Sheet", "lasting", "written"]
+__all__ = ["FORMATS", "Figure", "Format", "Group", "Sheet", "lasting", "written"]
 
 Format = Literal["markdown", "csv", "latex"]
 FORMATS: tuple[Format, ...] = ("markdown", "csv", "latex")
@@ -20,6 +20,14 @@ class Figure(NamedTuple):
     best: bool = False
 
 
+class Group(NamedTuple):
+    """Neighbouring columns with a heading of their own above them: the first of them, and how many."""
+
+    heading: str
+    first: int
+    columns: int
+
+
 class Sheet(NamedTuple):
     """A table to be printed, with what stands above and below it; and the same as plain values."""
 
@@ -28,6 +36,7 @@ class Sheet(NamedTuple):
     rows: tuple[tuple[Figure, ...], ...]
     notes: tuple[str, ...]
     records: tuple[dict[str, Any], ...]
+    groups: tuple[Group, ...] = ()
 
 
 def written(sheets: Sequence[Sheet], form: Format) -> str:
@@ -43,7 +52,10 @@ def written(sheets: Sequence[Sheet], form: Format) -> str:
 
 
 def _markdown(sheet: Sheet) -> str:
-    lines = [sheet.head, ("---",) * len(sheet.head)]
+    head = list(sheet.head)
+    for group in sheet.groups:
+        head[group.first] = f"{group.heading}: {head[group.first]}"
+    lines = [tuple(head), ("---",) * len(head)]
     lines += [tuple(f"**{cell.text}**" if cell.best else cell.text for cell in row) for row in sheet.rows]
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     notes = "".join(f"- {note}\n" for note in sheet.notes)
@@ -56,8 +68,24 @@ def _latex(sheet: Sheet) -> str:
         return " & ".join(texts) + r" \\"
 
     lines = [f"% {sheet.title}", rf"\begin{{tabular}}{{l{'r' * (len(sheet.head) - 1)}}}", r"\toprule"]
+    lines += _latex_groups(sheet)
     lines += [row(map(Figure, sheet.head)), r"\midrule", *map(row, sheet.rows), r"\bottomrule", r"\end{tabular}"]
     return "\n".join([*lines, *(f"% {note}" for note in sheet.notes)]) + "\n"
+
+
+def _latex_groups(sheet: Sheet) -> list[str]:
+    """Return a line of headings above groups of columns, with rules below them; none without groups."""
+    if not sheet.groups:
+        return []
+    starts = {group.first: group for group in sheet.groups}
+    covered = {group.first + i for group in sheet.groups for i in range(1, group.columns)}
+    cells = [
+        rf"\multicolumn{{{starts[i].columns}}}{{c}}{{{_escaped(starts[i].heading)}}}" if i in starts else ""
+        for i in range(len(sheet.head))
+        if i not in covered
+    ]
+    rules = (rf"\cmidrule(lr){{{group.first + 1}-{group.first + group.columns}}}" for group in sheet.groups)
+    return [" & ".join(cells) + r" \\", " ".join(rules)]
 
 
 def _escaped(text: str) -> str:

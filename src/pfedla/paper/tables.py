@@ -21,12 +21,13 @@ from pfedla.paper.measured import (
 )
 from pfedla.paper.printed import TABLE1, TABLE2, Printed
 from pfedla.paper.runs import Places, summaries_of
-from pfedla.paper.sheets import Figure, Sheet
+from pfedla.paper.sheets import Figure, Group, Sheet
 
 __all__ = ["table_of_methods"]
 
 PRINTED = {"table1": TABLE1, "table2": TABLE2}
 OURS = ("pFedLA", "HeurpFedLA")
+COLUMNS = ("ours %", "paper %", "difference", "ours, class prior %")
 
 
 class _Both(NamedTuple):
@@ -52,7 +53,7 @@ def table_of_methods(item: Item, places: Places, wanted: Wanted) -> list[Sheet]:
     }
     sheets, seen, sides = [], [], list[_Both]()
     for dataset, columns in by_dataset.items():
-        head = ["method"]
+        head, groups = ["method"], list[Group]()
         names = [m.name for m in METHODS if not wanted.algorithms or m.algorithm in wanted.algorithms]
         lines: dict[str, list[Figure]] = {name: [Figure(name)] for name in names}
         records: list[dict[str, Any]] = []
@@ -63,7 +64,8 @@ def table_of_methods(item: Item, places: Places, wanted: Wanted) -> list[Sheet]:
             seeds = max((entry.seeds for entry in ours.values()), default=0)
             theirs = {name: row[column.place] for name, row in printed.items() if column.place in row}
             sides.append(_Both(column, ours, {name: theirs[name] for name in theirs if name in ours}))
-            head += [f"{heading(places, column, seeds)}: ours %", "paper %", "difference", "ours, class prior %"]
+            groups.append(Group(heading(places, column, seeds), len(head), len(COLUMNS)))
+            head += COLUMNS
             top, top_paper = bests(ours), bests(theirs)
             top_prior = max((e.prior for e in ours.values() if e.prior is not None), default=None)
             known = {method.name for method in shown[column]}
@@ -94,7 +96,7 @@ def table_of_methods(item: Item, places: Places, wanted: Wanted) -> list[Sheet]:
                     )
         title = f"Table {item.name[-1]}, {dataset}, scale {places.scale}"
         rows = tuple(tuple(line) for line in lines.values())
-        sheets.append(Sheet(title, tuple(head), rows, (), tuple(records)))
+        sheets.append(Sheet(title, tuple(head), rows, (), tuple(records), tuple(groups)))
     notes = [*_counts(item, sides), *_priors(sides), *missing(item, places, wanted, shown), measured_by(seen)]
     return with_notes(sheets, notes) if sheets else []
 
