@@ -94,8 +94,22 @@ def test_cells_are_means_over_seeds_beside_the_papers(places: Places, put: Put) 
     assert "first in 1 of 1 columns, and first or within one standard deviation in 1 (paper, same columns" in text
     assert "FashionMNIST, 10 clients: -0.50 over 3 methods" in text
     assert "Measured by commit abc." in text
+    assert "weights for themselves" not in text  # none are known
     (one,) = table_of_methods(ITEMS["table1"], places, WANTED._replace(seeds=1))
     assert one.rows[0][1].text == "80.00"
+
+
+def test_tables_say_what_clients_keep_for_themselves(places: Places, put: Put) -> None:
+    def alpha(*own: float) -> list[list[list[float]]]:
+        """Return (clients, layers, clients) of two clients, with this weight for themselves by layer."""
+        return [[[w, 1 - w] for w in own], [[1 - w, w] for w in own]]
+
+    put(Cell(COLUMN, ROWS["pFedLA"], 0), 0.91, layers=["conv", "fc"], alpha=alpha(0.2, 0.9))
+    put(Cell(COLUMN, ROWS["pFedLA"], 1), 0.91, layers=["conv", "fc"], alpha=alpha(0.4, 1.0))
+    put(Cell(COLUMN, ROWS["pFedLA, Adam"], 0), 0.91, layers=["conv", "fc"], alpha=alpha(0.5, 0.6))
+    (sheet,) = table_of_methods(ITEMS["table1"], places, WANTED)
+    said = "10 clients. pFedLA: conv 0.30, fc 0.95; pFedLA, Adam: conv 0.50, fc 0.60."
+    assert f"Clients' weights for themselves, FashionMNIST, {said}" in sheet.notes
 
 
 def test_the_step_of_adam_is_no_rival_of_the_literal_one(places: Places, put: Put) -> None:

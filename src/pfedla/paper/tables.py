@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from pfedla.paper.counting import Spread, count_first, spearman
 from pfedla.paper.grid import ITEMS, METHODS, Column, Item, Wanted, columns_of, rows_of
 from pfedla.paper.measured import (
@@ -20,7 +22,7 @@ from pfedla.paper.measured import (
     with_notes,
 )
 from pfedla.paper.printed import TABLE1, TABLE2, Printed
-from pfedla.paper.runs import Places, summaries_of
+from pfedla.paper.runs import Places, Summary, summaries_of
 from pfedla.paper.sheets import Figure, Group, Sheet
 
 __all__ = ["table_of_methods"]
@@ -36,6 +38,7 @@ class _Both(NamedTuple):
     column: Column
     ours: dict[str, Entry]
     theirs: dict[str, Printed]
+    own: dict[str, dict[str, float]]  # method -> layer -> the clients' weights for themselves
 
 
 def table_of_methods(item: Item, places: Places, wanted: Wanted) -> list[Sheet]:
@@ -63,7 +66,8 @@ def table_of_methods(item: Item, places: Places, wanted: Wanted) -> list[Sheet]:
             ours = {name: entry_of(summaries) for name, summaries in found.items()}
             seeds = max((entry.seeds for entry in ours.values()), default=0)
             theirs = {name: row[column.place] for name, row in printed.items() if column.place in row}
-            sides.append(_Both(column, ours, {name: theirs[name] for name in theirs if name in ours}))
+            own = {name: weights for name, cells in found.items() if (weights := _own_weights(cells))}
+            sides.append(_Both(column, ours, {name: theirs[name] for name in theirs if name in ours}, own))
             groups.append(Group(heading(places, column, seeds), len(head), len(COLUMNS)))
             head += COLUMNS
             top, top_paper = bests(ours), bests(theirs)
@@ -97,7 +101,8 @@ def table_of_methods(item: Item, places: Places, wanted: Wanted) -> list[Sheet]:
         title = f"Table {item.name[-1]}, {dataset}, scale {places.scale}"
         rows = tuple(tuple(line) for line in lines.values())
         sheets.append(Sheet(title, tuple(head), rows, (), tuple(records), tuple(groups)))
-    notes = [*_counts(item, sides), *_priors(sides), *missing(item, places, wanted, shown), measured_by(seen)]
+    notes = [*_counts(item, sides), *_priors(sides), *_kept_for_oneself(sides)]
+    notes += [*missing(item, places, wanted, shown), measured_by(seen)]
     return with_notes(sheets, notes) if sheets else []
 
 
@@ -125,7 +130,7 @@ def _counts(item: Item, sides: Sequence[_Both]) -> list[str]:
         if both:
             adam_first, adam_near = count_first([_without(ours, OURS) for ours in both], adam)
             lines.append(f"With Adam in place of the literal step: {adam_first} and {adam_near} of {len(both)}.")
-    for column, ours, theirs in sides:
+    for column, ours, theirs, _ in sides:
         names = list(theirs)
         found = spearman([ours[name].mean for name in names], [theirs[name].mean for name in names])
         if found is not None:
@@ -147,7 +152,7 @@ def _priors(sides: Sequence[_Both]) -> list[str]:
     """Say what the class prior is, and for each column what remains with it of a lead over the other methods."""
     meaning = "Class prior: the same models, told each client's class frequencies when they predict. "
     lines = [meaning + "What remains of a method's lead there is more than knowing which classes a client has."]
-    for column, ours, _ in sides:
+    for column, ours, *_ in sides:
         mine = [ours[name] for name in OURS if name in ours]
         others = {name: entry for name, entry in ours.items() if not name.startswith(OURS)}
         if mine and others:
@@ -159,3 +164,26 @@ def _priors(sides: Sequence[_Both]) -> list[str]:
             line = f"{_words(column)}: the better of {' and '.join(OURS)} stands {shown[0]} to the best other method "
             lines.append(line + f"({best})" + (f"; with the class prior, {shown[1]}." if len(shown) > 1 else "."))
     return lines
+
+
+def _own_weights(cells: Sequence[Summary]) -> dict[str, float]:
+    """Return the weights that clients end up giving to themselves, by layer: means over clients and seeds."""
+    known = [cell for cell in cells if "alpha" in cell]
+    if not known:
+        return {}
+    weights = np.array([cell["alpha"] for cell in known])  # (seeds, clients, layers, clients)
+    return dict(zip(known[0]["layers"], np.einsum("scLc->L", weights) / np.prod(weights.shape[:2]), strict=True))
+
+
+def _kept_for_oneself(sides: Sequence[_Both]) -> list[str]:
+    """Say for each column, layer by layer, how much of its own model pFedLA leaves a client."""
+    lines = []
+    for column, _, _, own in sides:
+        said = [f"{name}: {_layers(weights)}" for name, weights in own.items() if name.startswith("pFedLA")]
+        if said:
+            lines.append(f"Clients' weights for themselves, {_words(column)}. {'; '.join(said)}.")
+    return lines
+
+
+def _layers(weights: Mapping[str, float]) -> str:
+    return ", ".join(f"{layer} {weight:.2f}" for layer, weight in weights.items())
