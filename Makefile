@@ -14,8 +14,8 @@ help:
 	@echo "make audit   ask the advisory databases about every installed package (needs the internet)"
 	@echo "make docs    the documentation as a site, build/docs/index.html; warnings are errors"
 	@echo "make format  format and fix what can be fixed"
-	@echo "make bench   speed and memory, as ratios within one run (docs/benchmarks.md); five minutes"
-	@echo "make bench-peers   set up Flower and pfl under .bench-envs, then compare with them; four minutes after set-up"
+	@echo "make bench   speed and memory, as ratios within one run (docs/benchmarks.md); a quarter of an hour"
+	@echo "make bench-peers   set up Flower and pfl under .bench-envs, then compare with them; seven minutes after set-up"
 	@echo "make clean   remove the environment and caches (never runs/)"
 
 install: .venv/.installed

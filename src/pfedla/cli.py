@@ -240,7 +240,9 @@ def run(
     metavar="NAME[,KEY=VALUE...]",
     help="A method, with its own settings.",
 )
-@click.option("--all", "everything", is_flag=True, help="All methods that the model allows, but those with peers.")
+@click.option(
+    "--all", "everything", is_flag=True, help="All methods that the model allows, but those with peers, and clustered."
+)
 @_seeds
 @click.option("--out", type=_path, default=Path("runs/comparison"), show_default=True, help="For the run directories.")
 @click.option("--results", type=_path, metavar="FILE", help="Collect figures here; what it holds is not run again.")

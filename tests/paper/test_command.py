@@ -33,15 +33,17 @@ def test_without_names_it_lists_what_there_is_and_what_it_costs(pfedla: Any) -> 
 def test_nothing_measured_is_shown_as_missing(pfedla: Any) -> None:
     code, out, _ = pfedla("paper", "table3", "fig5", "--print")
     assert code == 0
-    assert "| 2 | missing | 93.94 |  |  | 312.52 | 312.52 |  | fc3, fc1 |" in out
+    assert "| 2 | missing | 93.94 |  |  | 312.52 | 312.52 |  |  | fc3, fc1 |" in out
     assert "- 4 cells are missing: `pfedla paper table3 --dataset emnist` adds them" not in out  # of both data sets
     assert "- 8 cells are missing: `pfedla paper table3` adds them" in out
     assert (
         "fig5: nothing is measured at scale laptop. 8 cells are missing: `pfedla paper fig5` adds them (about " in out
     )
-    code, out, err = pfedla("paper", "fig5", "table3", "--print", "--format", "csv", "--dataset", "emnist")
-    assert code == 0
+    assert "\n\nfig5:" in out  # not within the list before it
+    code, out, err = pfedla("paper", "fig5", "--print", "--format", "csv", "--dataset", "emnist")
+    assert (code, out) == (0, "")
     assert "fig5: nothing is measured" in err
+    out = pfedla("paper", "table3", "--print", "--format", "csv", "--dataset", "emnist")[1]
     assert len(list(csv.DictReader(io.StringIO(out)))) == 4
     assert pfedla("paper", "table3", "--print", "--clients", "100")[1] == "table3 has no such columns.\n"
 
@@ -52,12 +54,27 @@ def test_mistakes_end_in_one_line(pfedla: Any) -> None:
         (("table1", "--dataset", "cifar"), "did you mean 'cifar10"),
         (("table1", "-a", "pfedl"), "did you mean 'pfedla'"),
         (("table1", "--clients", "11"), "10 and 100 clients"),
+        (("table1", "-a", "pfedl", "--print"), "did you mean 'pfedla'"),
+        (("table1", "-a", "similarity-layer", "--print"), "table1 has no similarity-layer"),
+        (("table3", "fig5", "-a", "local", "-a", "fedavg"), "table3 and fig5 have no local nor fedavg"),
+        (("table1", "table3", "--format", "csv", "--print"), "name one of them at a time"),
         (("--cell", "no-column", "local", "0"), "unknown column"),
     ):
         code, _, err = pfedla("paper", *words)
         assert code == 2
         assert said in " ".join(err.split())
         assert len(err.strip().splitlines()) == 1
+
+
+def test_what_an_item_lacks_is_said(pfedla: Any) -> None:
+    out = pfedla("paper", "table1", "fig5", "-a", "local", "--print")[1]
+    assert out.endswith("\nfig5 has none of these methods.\n")
+    assert "rounds compares methods: ask for two or more." in pfedla("paper", "rounds", "-a", "local", "--print")[1]
+    code, _, err = pfedla("paper", "table1", "--print", "--results", "nowhere")
+    assert (code, err) == (1, "error: there are no results to print: nowhere does not exist\n")
+    Path("elsewhere").mkdir()
+    out = pfedla("paper", "fig7", "--print", "--results", "elsewhere")[1]
+    assert "`pfedla paper fig7 --results elsewhere` adds them" in out
 
 
 def test_missing_data_are_said_and_the_rest_goes_on(pfedla: Any) -> None:
@@ -75,7 +92,7 @@ def test_a_table_and_a_figure_at_the_smallest_scale(pfedla: Any) -> None:
     assert code == 0
     assert "scale smoke: 3 cells, 0 finished" in err
     assert "3/3" in err
-    assert "10 clients, fashion-mnist-10k, 2 rounds, 12 test images, 1 seed: ours %" in out
+    assert "10 clients, fashion-mnist-10k, 2 rounds, 12 test images each, 1 seed: ours %" in out
     assert "Figure 7, EMNIST, pFedLA (10 clients" in out
     assert Path("runs/paper/smoke/figures/fig7.png").exists()
     assert Path("runs/paper/smoke/figures/fig7-adam.svg").exists()

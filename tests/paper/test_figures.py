@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,9 @@ import pytest
 
 from pfedla.paper.drawings import drawings_of, in_percent, save
 from pfedla.paper.figures import falls_with_distance, order_holds, periods, roles_of, sheets_of
-from pfedla.paper.grid import ADAM, ITEMS, LITERAL, SIMILARITY, Cell, Wanted, columns_of
+from pfedla.paper.grid import ADAM, ITEMS, LITERAL, SIMILARITY, Cell, Wanted, cells_of, columns_of
 from pfedla.paper.retained import layer_sizes
-from pfedla.paper.runs import Places
+from pfedla.paper.runs import Places, left
 
 Put = Callable[..., None]
 
@@ -101,6 +102,20 @@ def test_that_others_weights_fall_is_computed(places: Places, drawn: Wanted) -> 
 def test_weights_in_per_cent_have_two_digits() -> None:
     weights = (1.0, 0.994, 0.0994, 0.012, 0.0099, 0.0031, 0.0001, 0.00009, 0.0)
     assert [in_percent(weight) for weight in weights] == ["100", "99", "9.9", "1.2", "0.99", "0.31", "0.01", "0", "0"]
+
+
+def test_what_was_added_by_hand_is_missing_from_a_figure(places: Places, put: Put) -> None:
+    """`pfedla compare --results` knows no curves and no weights: `pfedla paper` runs such a cell."""
+    wanted = Wanted()
+    cells = cells_of([ITEMS["fig1"]], wanted)
+    for cell in cells:
+        put(cell, 0.5)
+    assert left(places, cells) == []
+    path = places.file("fig1")
+    held = json.loads(path.read_text())
+    path.write_text(json.dumps([{key: run[key] for key in run if key != "curve"} for run in held]))
+    assert sheets_of(ITEMS["fig1"], places, wanted) == []
+    assert left(places, cells) == cells
 
 
 def test_nothing_measured_is_nothing_shown(places: Places) -> None:

@@ -21,6 +21,7 @@ from pfedla.paper.grid import (
     Scale,
     Wanted,
     cells_of,
+    check_methods,
     columns_of,
     experiment_of,
     facts_of,
@@ -153,9 +154,12 @@ def test_what_is_asked_for_narrows_and_unknown_names_are_refused() -> None:
     assert [cell.method for cell in cells] == [LITERAL, ADAM]
     assert {cell.column.name for cell in cells} == {"cifar100-10-non-iid-2"}
     assert len(cells_of([ITEMS["fig5"]], Wanted(clients=(10,)))) == 8  # figures have clients of their own
-    for wrong in (Wanted(datasets=("cifar",)), Wanted(clients=(20,)), Wanted(algorithms=("pfedhm",))):
+    for wrong in (Wanted(datasets=("cifar",)), Wanted(clients=(20,))):
         with pytest.raises(ConfigError):
             cells_of([ITEMS["table1"]], wrong)
+    with pytest.raises(ConfigError, match="did you mean 'pfedme'"):
+        check_methods([ITEMS["table1"]], Wanted(algorithms=("pfedhm",)))
+    check_methods([ITEMS["table1"], ITEMS["fig5"]], Wanted(algorithms=("local",)))  # one of them has it
 
 
 def test_estimated_costs_are_those_of_the_committed_results() -> None:

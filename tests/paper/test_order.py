@@ -63,14 +63,14 @@ def test_ranks_after_60_200_and_600_rounds(places: Places, put: Callable[..., No
     put(Cell(COLUMN, ROWS["pFedLA"], 1), 0.6, curve=curve({60: 0.57, 200: 0.61, 600: 0.62}))
     put(Cell(COLUMN, ROWS["FedRep"], 0), 0.9)  # added by hand: without a curve
     (sheet,) = order_by_rounds(ROUNDS, places, WANTED)
-    assert [cell.text for cell in sheet.rows[2]] == ["pFedLA", "56.00 (2)", "61.00 (1)", "61.50 (1)"]
+    assert [cell.text for cell in sheet.rows[2]] == ["pFedLA", "55.00 (2)", "61.00 (1)", "61.00 (1)"]  # seed 0
     assert [cell.text for cell in sheet.rows[0]] == ["Local", "58.00 (1)", "59.00 (3)", "60.00 (2)"]
     assert [cell.best for cell in sheet.rows[2][1:]] == [False, True, True]
-    assert "600 rounds, 300 test images, 2 seeds), scale paper" in sheet.title
+    assert "600 rounds, 300 test images each, 1 seed), scale paper" in sheet.title
     first, second, third, paper, *rest = sheet.notes
     assert first == (
         "Rounds 60 and 200: rank correlation +0.40 over 4 methods; 2 of 6 pairs change places, most clearly: "
-        "pFedLA overtakes Local (-2.00, then +2.00); HeurpFedLA overtakes Local (-4.00, then +1.00)."
+        "pFedLA overtakes Local (-3.00, then +2.00); HeurpFedLA overtakes Local (-4.00, then +1.00)."
     )
     assert "rank correlation +0.80" in second
     assert "1 of 6 pairs" in second

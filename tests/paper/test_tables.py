@@ -88,7 +88,7 @@ def test_cells_are_means_over_seeds_beside_the_papers(places: Places, put: Put) 
     assert rows["FedRep, half for the body"][1].text == "-"
     for column, best in ((0, "pFedLA"), (1, "HeurpFedLA"), (3, "pFedLA")):
         assert [name for name, row in rows.items() if row[column].best] == [best]
-    assert "10 clients, fashion-mnist, 200 rounds, 300 test images, 3 seeds" in sheet.groups[0].heading
+    assert "10 clients, fashion-mnist, 200 rounds, 300 test images each, 3 seeds" in sheet.groups[0].heading
     assert "scale laptop" in sheet.title
     text = "\n".join(sheet.notes)
     assert "first in 1 of 1 columns, and first or within one standard deviation in 1 (paper, same columns" in text
@@ -97,6 +97,21 @@ def test_cells_are_means_over_seeds_beside_the_papers(places: Places, put: Put) 
     assert "weights for themselves" not in text  # none are known
     (one,) = table_of_methods(ITEMS["table1"], places, WANTED._replace(seeds=1))
     assert one.rows[0][1].text == "80.00"
+
+
+def test_methods_are_compared_over_the_seeds_that_all_have(places: Places, put: Put) -> None:
+    for seed, accuracy in enumerate((0.60, 0.70, 0.71)):
+        put(Cell(COLUMN, ROWS["Local"], seed), accuracy)
+    put(Cell(COLUMN, ROWS["pFedLA"], 0), 0.62)
+    put(Cell(COLUMN, ROWS["HeurpFedLA"], 0), 0.55)
+    (sheet,) = table_of_methods(ITEMS["table1"], places, WANTED)
+    assert [row[0].text for row in sheet.rows if row[1].best] == ["pFedLA"]  # though Local's mean is 67
+    assert sheet.notes[0] == "FashionMNIST, 10 clients: methods are compared over the 1 seed that all have."
+    assert any("pFedLA and HeurpFedLA is 2.00 points above the best other method, Local" in n for n in sheet.notes)
+    put(Cell(COLUMN, ROWS["FedAvg"], 1), 0.9)  # no seed is everybody's
+    (sheet,) = table_of_methods(ITEMS["table1"], places, WANTED)
+    assert not any(row[1].best for row in sheet.rows)
+    assert not any("best other method" in note for note in sheet.notes)
 
 
 def test_tables_say_what_clients_keep_for_themselves(places: Places, put: Put) -> None:
@@ -150,10 +165,9 @@ def test_each_column_says_what_the_class_prior_leaves_of_a_lead(places: Places, 
     put(Cell(COLUMN, ROWS["FedAvg"], 0), 0.50, accuracy_class_prior=0.725)
     put(Cell(COLUMN, ROWS["Local"], 0), 0.65, accuracy_class_prior=0.66)
     (sheet,) = table_of_methods(ITEMS["table1"], places, WANTED)
-    assert (
-        "FashionMNIST, 10 clients: the better of pFedLA and HeurpFedLA stands +6.00 to the best other method (Local); "
-        "with the class prior, -0.50." in sheet.notes
-    )
+    said = "FashionMNIST, 10 clients: the better of pFedLA and HeurpFedLA is 6.00 points above the best other method, "
+    said += "Local; with the class prior, 0.50 points below the best other method, FedAvg."
+    assert said in sheet.notes
 
 
 def test_figures_of_other_settings_are_refused_with_their_commit(places: Places, put: Put) -> None:
@@ -170,9 +184,9 @@ def test_formats_say_the_same(places: Places, put: Put) -> None:
     records = list(csv.DictReader(io.StringIO(written(sheets, "csv"))))
     assert "| Local | 81.25 | 85.83 ± 0.17 | -4.58 | 82.25 |" in markdown
     assert "| pFedLA | **90.00** | 94.34 ± 0.29 |" in markdown
-    assert r"Local & 81.25 & 85.83 $\pm$ 0.17 & -4.58 & 82.25 \\" in latex
+    assert r"Local & 81.25 & 85.83 $\pm$ 0.17 & $-$4.58 & 82.25 \\" in latex
     assert r"pFedLA & \textbf{90.00} &" in latex
-    assert r" & \multicolumn{4}{c}{10 clients, fashion-mnist, 200 rounds, 300 test images, 1 seed} \\" in latex
+    assert r" & \multicolumn{4}{c}{10 clients, fashion-mnist, 200 rounds, 300 test images each, 1 seed} \\" in latex
     assert r"\cmidrule(lr){2-5}" in latex
     assert latex.count(r"\begin{tabular}") == latex.count(r"\bottomrule") == 1
     local = next(record for record in records if record["method"] == "Local")

@@ -1,4 +1,4 @@
-"""pFedLA-X: layers are weighed by data that did not train them, for the start of training and for service apart.
+"""pFedLA-X: layers are weighed by data left out of the latest training, for its start and for service apart.
 
 This variant is ours. pFedLA judges a client's own layer by the very samples that trained it: what the layer remembers
 of them counts in its favour, own weights go to 1, and learning from others ends. Here a part of the samples is left out
@@ -210,7 +210,7 @@ class PFedLAX(Judged[Others]):
     """pFedLA-X: each client mixes the others' layers with its own, by shares judged on samples left out of training.
 
     One of `folds` parts of a client's samples is left out for `hold` of its rounds. After the last of them it judges
-    where training should start, once, and at the begin of the next round what should be served, `serve_steps` times.
+    where training should start, once, and as the next round begins what should be served, `serve_steps` times.
     `eta_start = 0` and `eta_serve = 0` leave a logit at `first`; with both, nothing is left out of training. `eta = 0`
     weighs all others evenly. `logits = "one"` starts training at the served model.
     """

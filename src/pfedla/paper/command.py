@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from pfedla.errors import RunError, unknown_name
+from pfedla.errors import ConfigError, RunError, unknown_name
 from pfedla.paper.drawings import drawings_of, save
 from pfedla.paper.figures import sheets_of
 from pfedla.paper.grid import (
@@ -28,6 +28,7 @@ from pfedla.paper.grid import (
     Scale,
     Wanted,
     cells_of,
+    check_methods,
     columns_of,
     experiment_of,
     methods_of,
@@ -36,7 +37,7 @@ from pfedla.paper.grid import (
 from pfedla.paper.measured import missing
 from pfedla.paper.order import order_by_rounds
 from pfedla.paper.retained import table_of_retained
-from pfedla.paper.runs import Places, finished, left, run_all, run_cell
+from pfedla.paper.runs import RESULTS, Places, finished, left, run_all, run_cell
 from pfedla.paper.sheets import FORMATS, Format, Sheet, lasting, written
 from pfedla.paper.tables import table_of_methods
 
@@ -48,7 +49,7 @@ SHEETS: dict[str, Callable[[Item, Places, Wanted], list[Sheet]]] = {  # all othe
     "table3": table_of_retained,
     "rounds": order_by_rounds,
 }
-_path = click.Path(path_type=Path)
+_path = click.Path(file_okay=False, path_type=Path)
 
 
 @click.command()
@@ -69,11 +70,13 @@ _path = click.Path(path_type=Path)
 @click.option("--workers", type=int, help="Processes of a cell; one per core by default. Never changes the result.")
 @click.option("--data-dir", help="Where data sets lie; $PFEDLA_DATA by default.")
 @click.option("--download", is_flag=True, help="Fetch missing files from their official address.")
-@click.option("--results", type=_path, default=Path("results/paper"), show_default=True, help="One file per column.")
+@click.option("--results", type=_path, default=RESULTS, show_default=True, help="One file per column.")
 @click.option("--runs", type=_path, default=Path("runs/paper"), show_default=True, help="For the run directories.")
 @click.option("--overwrite", is_flag=True, help="Run anew what is there already.")
 @click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
-@click.option("--cell", nargs=3, hidden=True, help="Run this column, method and seed alone: what --jobs starts.")
+@click.option(
+    "--cell", type=(str, str, int), hidden=True, help="Run this column, method and seed alone: what --jobs starts."
+)
 def paper(
     names: tuple[str, ...],
     scale: Scale,
@@ -92,7 +95,7 @@ def paper(
     runs: Path,
     overwrite: bool,
     quiet: bool,
-    cell: tuple[str, str, str] | None,
+    cell: tuple[str, str, int] | None,
 ) -> None:
     """Reproduce the paper's tables and figures; without names, list them and what they cost.
 
@@ -111,6 +114,11 @@ def paper(
         if name not in ITEMS:
             raise unknown_name("table or figure", name, ITEMS)
     items = [ITEMS[name] for name in names]
+    check_methods(items or list(ITEMS.values()), wanted)
+    if form == "csv" and len(items) > 1:
+        raise ConfigError("tables have different columns as CSV: name one of them at a time")
+    if only_print and results != RESULTS and not results.exists():
+        raise RunError(f"there are no results to print: {results} does not exist")
     if not items:
         _list(places, wanted)
         return
@@ -118,6 +126,8 @@ def paper(
     if not quiet:
         text, without = shown(items, places, wanted, form)
         click.echo(text, nl=False)
+        if text and without and form == "markdown":
+            click.echo()
         for sentence in without:
             click.echo(sentence, err=form != "markdown")
     if draw or not only_print:
@@ -140,18 +150,23 @@ def shown(items: Sequence[Item], places: Places, wanted: Wanted, form: Format) -
             texts.append(written(sheets, form))
         elif columns := columns_of(item, wanted):
             needed = {column: methods_of(item, column, wanted) for column in columns}
+            if not any(needed.values()):
+                without.append(f"{item.name} has none of these methods.")
+                continue
             said = [f"{item.name}: nothing is measured at scale {places.scale}."]
+            if item.name == "rounds" and len({method for some in needed.values() for method in some}) < 2:
+                said = ["rounds compares methods: ask for two or more."]
             without.append(" ".join([*said, *missing(item, places, wanted, needed)]))
         else:
             without.append(f"{item.name} has no such columns.")
     return "\n".join(texts), without
 
 
-def _cell(column: str, spec: str, seed: str) -> Cell:
+def _cell(column: str, spec: str, seed: int) -> Cell:
     known = {found.name: found for item in ITEMS.values() for found in item.columns}
     if column not in known:
         raise unknown_name("column", column, known)
-    return Cell(known[column], Method(spec, spec), int(seed))
+    return Cell(known[column], Method(spec, spec), seed)
 
 
 def _list(places: Places, wanted: Wanted) -> None:

@@ -158,7 +158,7 @@ def _draw_evolution(places: Places, column: Column, method: Method, cell: Summar
     layers = cell["layers"]
     across = 4 if len(layers) > 5 else 3
     down = -(-(len(layers) + 1) // across)
-    below = "Weights of client 0 for clients by what they hold, on a scale of roots. "
+    below = "Weights of client 0 for clients by what they hold, on a square-root scale. "
     below += f"{heading(places, column, 1)}, scale {places.scale}"
     title = f"{column.place.dataset}, {method.name}: from whom the target client learns"
     canvas = _canvas(0.7 + 1.6 * down, title, below)
@@ -196,11 +196,12 @@ def _draw_heat_maps(places: Places, method: Method, parts: Sequence[tuple[Column
     ordered = sorted(parts, key=lambda part: list(LAYER_OF_FIG6).index(part[0].place.dataset))
     rounds = " or ".join(dict.fromkeys(str(cell["rounds"]) for _, cell in ordered))
     below = (
-        "Weights in %; row: whose model, column: whose layer it mixes in; shades from 0.01 to 100 % by the logarithm.\n"
+        "Weights in %, shaded logarithmically from 0.01 to 100 %; row: whose model, column: whose layer it mixes in.\n"
     )
-    below += f"Rank correlation: of the weights for others and the distance in number. After {rounds} rounds, scale "
+    below += "Rank correlation: of the weights for others and the difference between the clients' numbers. "
+    below += f"After {rounds} rounds, scale "
     title = f"Weights among clients that overlap with their neighbours ({method.name})"
-    across = 2
+    across = min(2, len(ordered))
     down = -(-len(ordered) // across)
     canvas = _canvas(0.7 + 2.75 * down, title, below + places.scale)
     axes = canvas.subplots(down, across, squeeze=False)

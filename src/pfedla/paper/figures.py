@@ -11,7 +11,7 @@ import numpy as np
 from pfedla.paper.counting import spearman
 from pfedla.paper.grid import SIMILARITY, Column, Item, Method, Wanted, columns_of, methods_of
 from pfedla.paper.measured import heading, measured_by, missing, with_notes
-from pfedla.paper.runs import Places, Summary, summaries_of
+from pfedla.paper.runs import Places, Summary, in_common, summaries_of
 from pfedla.paper.sheets import Figure, Sheet
 
 __all__ = [
@@ -43,7 +43,7 @@ def measured(item: Item, places: Places, wanted: Wanted) -> Iterator[tuple[Colum
     """Yield the columns and methods of a figure that are measured, with their cells."""
     for column in columns_of(item, wanted):
         if item.name == "fig1":
-            found = summaries_of(places, column, SIMILARITY, wanted.seeds)
+            found = in_common(summaries_of(places, column, SIMILARITY, wanted.seeds))
             if len(found) == len(SIMILARITY):
                 yield column, SIMILARITY[0], found
             continue
@@ -80,9 +80,8 @@ def _toy_sheet(places: Places, column: Column, method: Method, found: dict[str, 
         first, everybody = fmean(100 * c["curve"][2][-1] for c in cells), fmean(100 * c["curve"][1][-1] for c in cells)
         rows.append((Figure(name), Figure(f"{first:.2f}"), Figure(f"{everybody:.2f}")))
         records.append({"item": "fig1", "scale": places.scale, "method": name, "client_0": first, "mean": everybody})
-    seeds = min(map(len, found.values()))
-    layer, model = (found[method.name][:seeds] for method in SIMILARITY)
-    pairs = list(zip(layer, model, strict=True))
+    pairs = list(zip(*(found[method.name] for method in SIMILARITY), strict=True))
+    seeds = len(pairs)
     above = sum(a["curve"][2][-1] > b["curve"][2][-1] for a, b in pairs)
     mean = sum(a["curve"][1][-1] > b["curve"][1][-1] for a, b in pairs)
     claim = f"Layer-wise is above model-wise for client 0 in {above} of {seeds} seeds, for the mean client in {mean}."
@@ -138,15 +137,15 @@ def _distance_sheet(places: Places, column: Column, method: Method, found: dict[
         record = {"item": "fig6", "scale": places.scale, "dataset": column.place.dataset, "method": method.name}
         records.append({**record, "layer": layer, "spearman": rho, "own": own, "own_is_largest": largest})
     down = [record["spearman"] for record in records if record["spearman"] is not None]
-    claim = f"Weight falls with distance in number (negative rank correlation) in {sum(x < 0 for x in down)} of "
-    claim += f"{len(layers)} layers."
+    claim = "Weight falls with the difference between the clients' numbers (negative rank correlation) in "
+    claim += f"{sum(x < 0 for x in down)} of {len(layers)} layers."
     title = f"Figure 6, {column.place.dataset}, {method.name} ({heading(places, column, len(cells))}), "
     head = ("layer", "Spearman of weight and distance, own left out", "own weight", "own is largest (clients)")
     return Sheet(title + f"scale {places.scale}", head, tuple(rows), (claim, _commits(found)), tuple(records))
 
 
 def falls_with_distance(weights: np.ndarray) -> float | None:
-    """Return the rank correlation of the weights for others and their distance in number, `weights (N, N)`."""
+    """Return the rank correlation of `weights (N, N)` for others and the difference between their numbers."""
     i, j = np.nonzero(~np.eye(len(weights), dtype=bool))
     return spearman(weights[i, j].tolist(), np.abs(i - j).tolist())
 

@@ -35,6 +35,7 @@ __all__ = [
     "Scale",
     "Wanted",
     "cells_of",
+    "check_methods",
     "columns_of",
     "experiment_of",
     "facts_of",
@@ -237,12 +238,21 @@ def methods_of(item: Item, column: Column, wanted: Wanted) -> tuple[Method, ...]
     return tuple(method for method in found if not wanted.algorithms or method.algorithm in wanted.algorithms)
 
 
-def cells_of(items: Sequence[Item], wanted: Wanted) -> list[Cell]:
-    """Return the runs behind some tables and figures, each once: first seeds first, telling columns first."""
+def check_methods(items: Sequence[Item], wanted: Wanted) -> None:
+    """Refuse methods that the paper does not have, and tables and figures that have none of those asked for."""
     known = {method.algorithm for method in (*METHODS, *KEEP, *SIMILARITY)}
     for name in wanted.algorithms:
         if name not in known:
             raise unknown_name("method of the paper", name, known)
+    if wanted.algorithms:
+        without = [item.name for item in items if not any(methods_of(item, column, wanted) for column in item.columns)]
+        if len(without) == len(items):
+            names = " nor ".join(wanted.algorithms)
+            raise ConfigError(f"{' and '.join(without)} {'have' if len(without) > 1 else 'has'} no {names}")
+
+
+def cells_of(items: Sequence[Item], wanted: Wanted) -> list[Cell]:
+    """Return the runs behind some tables and figures, each once: first seeds first, telling columns first."""
     found = {
         Cell(column, method, seed): None
         for seed in range(wanted.seeds or 1)

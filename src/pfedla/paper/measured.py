@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 from pfedla.objective import CLASS_PRIOR
 from pfedla.paper.counting import Spread
 from pfedla.paper.grid import SLUGS, Cell, Column, Item, Method, Wanted, columns_of, facts_of, methods_of, seconds_of
-from pfedla.paper.runs import Places, Summary, summaries_of
+from pfedla.paper.runs import RESULTS, Places, Summary, summaries_of
 from pfedla.paper.sheets import Figure, Sheet, lasting
 
 __all__ = [
@@ -51,7 +52,7 @@ def heading(places: Places, column: Column, seeds: int) -> str:
     data, schedule = experiment.data, experiment.schedule
     own = data.samples_per_client - round(data.train_fraction * data.samples_per_client)
     tests = data.test_samples_per_client or own
-    words = f"{data.clients} clients, {data.dataset}, {schedule.rounds} rounds, {tests} test images"
+    words = f"{data.clients} clients, {data.dataset}, {schedule.rounds} rounds, {tests} test images each"
     return words + (f", {seeds} seed{'s' if seeds > 1 else ''}" if seeds else "")
 
 
@@ -121,6 +122,7 @@ def missing(item: Item, places: Places, wanted: Wanted, rows: Mapping[Column, Se
             words += [word for name in dict.fromkeys(c.method.algorithm for c in cells) for word in ("-a", name)]
         words += ["--seeds", str(seeds)] if seeds > 1 else []
         words += ["--scale", places.scale] if places.scale != "laptop" else []
+        words += ["--results", shlex.quote(str(places.results))] if places.results != RESULTS else []
         if cells:
             groups.setdefault(tuple(words), []).extend(cells)
     said = []

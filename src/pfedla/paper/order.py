@@ -11,7 +11,7 @@ from pfedla.paper.counting import ranks, spearman
 from pfedla.paper.grid import Column, Item, Wanted, columns_of, methods_of, rows_of
 from pfedla.paper.measured import heading, measured_by, missing, record_of, with_notes
 from pfedla.paper.printed import TABLE1, TABLE2
-from pfedla.paper.runs import Places, Summary, summaries_of
+from pfedla.paper.runs import Places, Summary, in_common, summaries_of
 from pfedla.paper.sheets import Figure, Sheet
 
 __all__ = ["MARKS", "changes", "marks", "order_by_rounds"]
@@ -28,7 +28,8 @@ def order_by_rounds(item: Item, places: Places, wanted: Wanted) -> list[Sheet]:
         rows = [m for m in rows_of(column, places.scale) if not wanted.algorithms or m.algorithm in wanted.algorithms]
         found = summaries_of(places, column, rows, wanted.seeds)
         found = {name: [cell for cell in cells if "curve" in cell] for name, cells in found.items()}
-        curves = {name: _curve(cells) for name, cells in found.items() if cells}
+        found = in_common({name: cells for name, cells in found.items() if cells})
+        curves = {name: _curve(cells) for name, cells in found.items()}
         if len(curves) > 1:
             sheets.append(_sheet(item, places, column, curves, [cell for cells in found.values() for cell in cells]))
     return with_notes(sheets, missing(item, places, wanted, asked)) if sheets else []

@@ -21,7 +21,7 @@ from pfedla.paper.measured import (
     with_notes,
 )
 from pfedla.paper.printed import TABLE3
-from pfedla.paper.runs import Places, Summary, summaries_of
+from pfedla.paper.runs import Places, Summary, in_common, summaries_of
 from pfedla.paper.sheets import Figure, Sheet
 
 __all__ = ["layer_sizes", "megabytes", "table_of_retained"]
@@ -55,6 +55,7 @@ def table_of_retained(item: Item, places: Places, wanted: Wanted) -> list[Sheet]
         found = summaries_of(places, column, KEEP, wanted.seeds)
         entries = {name: entry_of(summaries) for name, summaries in found.items()}
         seeds = max((entry.seeds for entry in entries.values()), default=0)
+        top = bests({name: entry_of(summaries) for name, summaries in in_common(found).items()})
         rows, records = [], []
         for k, method in enumerate(KEEP):
             if method not in methods:
@@ -72,7 +73,7 @@ def table_of_retained(item: Item, places: Places, wanted: Wanted) -> list[Sheet]
             rows.append(
                 (
                     Figure(str(k)),
-                    figure_of(entry, method.name in bests(entries), seeds) if entry else Figure(MISSING),
+                    figure_of(entry, method.name in top, seeds) if entry else Figure(MISSING),
                     Figure(f"{printed.accuracy:.2f}", printed == max(paper.values(), key=lambda p: p.accuracy))
                     if printed
                     else Figure("-"),

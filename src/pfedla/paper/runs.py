@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,11 +24,23 @@ from pfedla.paper.grid import Cell, Column, Method, Scale, experiment_of
 from pfedla.record import LAYERS, ROUND, RunRecord
 from pfedla.rounds import Watch
 
-__all__ = ["Places", "Summary", "finished", "kept_of", "left", "run_all", "run_cell", "summaries_of"]
+__all__ = [
+    "RESULTS",
+    "Places",
+    "Summary",
+    "finished",
+    "in_common",
+    "kept_of",
+    "left",
+    "run_all",
+    "run_cell",
+    "summaries_of",
+]
 
 Summary = dict[str, Any]
 Report = Callable[[Cell, int], None]  # a cell, and the rounds it has done
 
+RESULTS = Path("results/paper")  # where figures are collected unless another folder is named
 MOST_CLIENTS, MOST_RECORDS, DIGITS = 10, 40, 5  # of the weights that are kept
 
 
@@ -51,7 +63,7 @@ class Places(NamedTuple):
 
 def finished(places: Places, cell: Cell) -> Summary | None:
     """Return a finished cell's figures; refuse those of other settings."""
-    known = collected(places.file(cell.column.name)).get((cell.method.variant.label, cell.seed))
+    known = _held(places, cell.column).get((cell.method.variant.label, cell.seed))
     return _checked(places, cell, known) if known else None
 
 
@@ -59,13 +71,25 @@ def summaries_of(
     places: Places, column: Column, methods: Sequence[Method], seeds: int | None = None
 ) -> dict[str, list[Summary]]:
     """Return the finished cells of a column by the names of methods, those that have any; `seeds` of them, or all."""
-    held, found = collected(places.file(column.name)), dict[str, list[Summary]]()
+    held, found = _held(places, column), dict[str, list[Summary]]()
     for method in methods:
         for seed in sorted(seed for label, seed in held if label == method.variant.label):
             if seeds is None or seed < seeds:
                 known = held[method.variant.label, seed]
                 found.setdefault(method.name, []).append(_checked(places, Cell(column, method, seed), known))
     return found
+
+
+def in_common(found: Mapping[str, Sequence[Summary]]) -> dict[str, list[Summary]]:
+    """Return the cells of the seeds that all methods have: what can be compared. It may be nothing."""
+    seeds = set.intersection(*({cell["seed"] for cell in cells} for cells in found.values())) if found else set()
+    return {name: [cell for cell in cells if cell["seed"] in seeds] for name, cells in found.items()} if seeds else {}
+
+
+def _held(places: Places, column: Column) -> dict[tuple[str, int], Summary]:
+    """Return what a column's file holds; in a figure's column, what `pfedla compare` added has nothing to draw."""
+    held = collected(places.file(column.name))
+    return {key: known for key, known in held.items() if "curve" in known or not column.name.startswith("fig")}
 
 
 def _checked(places: Places, cell: Cell, known: Summary) -> Summary:

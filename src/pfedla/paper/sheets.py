@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -91,7 +92,7 @@ def _latex_groups(sheet: Sheet) -> list[str]:
 def _escaped(text: str) -> str:
     for sign, word in (("%", r"\%"), ("_", r"\_"), ("±", r"$\pm$"), ("^", r"\^{}")):
         text = text.replace(sign, word)
-    return text
+    return re.sub(r"^-(?=\d)", "$-$", text)
 
 
 def lasting(seconds: float) -> str:

@@ -22,8 +22,9 @@ from pfedla.paper.measured import (
     with_notes,
 )
 from pfedla.paper.printed import TABLE1, TABLE2, Printed
-from pfedla.paper.runs import Places, Summary, summaries_of
+from pfedla.paper.runs import Places, Summary, in_common, summaries_of
 from pfedla.paper.sheets import Figure, Group, Sheet
+from pfedla.report.tables import counted
 
 __all__ = ["table_of_methods"]
 
@@ -36,7 +37,7 @@ class _Both(NamedTuple):
     """A column on both sides: everything that is measured, and the paper's figures for the same methods."""
 
     column: Column
-    ours: dict[str, Entry]
+    ours: dict[str, Entry]  # over the seeds that all of them have
     theirs: dict[str, Printed]
     own: dict[str, dict[str, float]]  # method -> layer -> the clients' weights for themselves
 
@@ -54,7 +55,7 @@ def table_of_methods(item: Item, places: Places, wanted: Wanted) -> list[Sheet]:
         column: [m for m in rows_of(column, places.scale) if not wanted.algorithms or m.algorithm in wanted.algorithms]
         for column in columns_of(item, wanted)
     }
-    sheets, seen, sides = [], [], list[_Both]()
+    sheets, seen, sides, uneven = [], [], list[_Both](), list[str]()
     for dataset, columns in by_dataset.items():
         head, groups = ["method"], list[Group]()
         names = [m.name for m in METHODS if not wanted.algorithms or m.algorithm in wanted.algorithms]
@@ -65,13 +66,19 @@ def table_of_methods(item: Item, places: Places, wanted: Wanted) -> list[Sheet]:
             seen += [summary for summaries in found.values() for summary in summaries]
             ours = {name: entry_of(summaries) for name, summaries in found.items()}
             seeds = max((entry.seeds for entry in ours.values()), default=0)
+            compared = {name: entry_of(summaries) for name, summaries in in_common(found).items()}
             theirs = {name: row[column.place] for name, row in printed.items() if column.place in row}
             own = {name: weights for name, cells in found.items() if (weights := _own_weights(cells))}
-            sides.append(_Both(column, ours, {name: theirs[name] for name in theirs if name in ours}, own))
+            sides.append(_Both(column, compared, {name: theirs[name] for name in theirs if name in compared}, own))
+            fewest = min((entry.seeds for entry in compared.values()), default=0)
+            if fewest < seeds:
+                uneven.append(
+                    f"{_words(column)}: methods are compared over the {counted(fewest, 'seed')} that all have."
+                )
             groups.append(Group(heading(places, column, seeds), len(head), len(COLUMNS)))
             head += COLUMNS
-            top, top_paper = bests(ours), bests(theirs)
-            top_prior = max((e.prior for e in ours.values() if e.prior is not None), default=None)
+            top, top_paper = bests(compared), bests(theirs)
+            priors = {name: entry.prior for name, entry in compared.items() if entry.prior is not None}
             known = {method.name for method in shown[column]}
             for name, line in lines.items():
                 entry, paper = ours.get(name), theirs.get(name)
@@ -81,7 +88,9 @@ def table_of_methods(item: Item, places: Places, wanted: Wanted) -> list[Sheet]:
                     figure_of(entry, name in top, seeds) if entry else Figure(MISSING if name in known else "-"),
                     figure_of(paper, name in top_paper) if paper else Figure("-"),
                     Figure(f"{apart:+.2f}" if apart is not None else ""),
-                    Figure(f"{prior:.2f}", prior == top_prior and bool(top)) if prior is not None else Figure(""),
+                    Figure(f"{prior:.2f}", bool(top) and priors.get(name) == max(priors.values(), default=None))
+                    if prior is not None
+                    else Figure(""),
                 ]
                 if name in known:
                     records.append(
@@ -101,7 +110,7 @@ def table_of_methods(item: Item, places: Places, wanted: Wanted) -> list[Sheet]:
         title = f"Table {item.name[-1]}, {dataset}, scale {places.scale}"
         rows = tuple(tuple(line) for line in lines.values())
         sheets.append(Sheet(title, tuple(head), rows, (), tuple(records), tuple(groups)))
-    notes = [*_counts(item, sides), *_priors(sides), *_kept_for_oneself(sides)]
+    notes = [*uneven, *_counts(item, sides), *_priors(sides), *_kept_for_oneself(sides)]
     notes += [*missing(item, places, wanted, shown), measured_by(seen)]
     return with_notes(sheets, notes) if sheets else []
 
@@ -156,14 +165,22 @@ def _priors(sides: Sequence[_Both]) -> list[str]:
         mine = [ours[name] for name in OURS if name in ours]
         others = {name: entry for name, entry in ours.items() if not name.startswith(OURS)}
         if mine and others:
-            leads = [max(e.mean for e in mine) - max(e.mean for e in others.values())]
-            priors = [[e.prior for e in some if e.prior is not None] for some in (mine, others.values())]
-            leads += [max(priors[0]) - max(priors[1])] if all(priors) else []
-            shown = [f"{lead:+.2f}" for lead in leads]
             best = max(others, key=lambda name: others[name].mean)
-            line = f"{_words(column)}: the better of {' and '.join(OURS)} stands {shown[0]} to the best other method "
-            lines.append(line + f"({best})" + (f"; with the class prior, {shown[1]}." if len(shown) > 1 else "."))
+            line = f"{_words(column)}: the better of {' and '.join(OURS)} is "
+            line += _lead(max(entry.mean for entry in mine), others[best].mean, best)
+            own, told = (
+                {name: entry.prior for name, entry in some if entry.prior is not None}
+                for some in (((name, ours[name]) for name in OURS if name in ours), others.items())
+            )
+            if own and told:
+                best = max(told, key=lambda name: told[name])
+                line += f"; with the class prior, {_lead(max(own.values()), told[best], best)}"
+            lines.append(line + ".")
     return lines
+
+
+def _lead(value: float, other: float, name: str) -> str:
+    return f"{abs(value - other):.2f} points {'above' if value >= other else 'below'} the best other method, {name}"
 
 
 def _own_weights(cells: Sequence[Summary]) -> dict[str, float]:
