@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, geometric_mean, stdev
 from typing import Any
 
 import pytest
@@ -191,3 +191,46 @@ def test_the_runs_of_a_method_are_of_one_commit_and_one_setting_of_the_compiled_
         for label, found in by_method.items():
             assert len(found) == 1, (path.name, label, found)
             assert all(None not in one and "dirty" not in one[0] for one in found), (path.name, label, found)
+
+
+def test_what_the_page_says_of_both_ends_with_differing_inputs() -> None:
+    found: dict[str, list[list[float]]] = {}
+    for run in rows("where-fashion-mnist-inputs"):
+        found.setdefault(run["algorithm"], []).append(run["pair"])
+    ends = {name: [geometric_mean(pair[place] for pair in pairs) for place in (0, -1)] for name, pairs in found.items()}
+    assert {f"{end:.1f}" for end in ends["pfedla"]} == {"2.0"}
+    says(
+        "docs/where-clients-differ.md",
+        "the ratio is 2.0 at both ends ({:.2f} and {:.2f} with".format(*ends["pfedla-x"]),
+    )
+    for pairs in found.values():
+        assert sum(pair[-1] > pair[0] for pair in pairs) == 1
+    says("docs/where-clients-differ.md", "in one seed of three it is larger in `fc3` than in `conv1`")
+
+
+def test_what_the_pages_say_of_other_versions() -> None:
+    before = mean("methods-cifar10-non-iid-2", "fedfomo") - mean("methods-cifar10-non-iid-2", "local")
+    says("docs/algorithms.md", f"in the fourth an earlier version was {before:.1f} above it")
+    step = "pfedla,hyper_optimizer=sgd,hyper_lr=1.0"
+    other, one = (mean(f"{name}-cifar10-non-iid-1", step, seeds=1) for name in ("anew", "updated-first"))
+    says("docs/paper.md", f"gave {other:.2f} in place of {one:.2f} for the first")
+
+
+def test_what_the_page_says_of_figure_1() -> None:
+    runs = {row["label"]: row for row in json.loads((ROOT / "results" / "paper" / "fig1.json").read_text())}
+    own = {
+        label: {
+            layer: [run["alpha"][client][place][client] for client in range(6)]
+            for place, layer in enumerate(run["layers"])
+        }
+        for label, run in runs.items()
+    }
+    assert all(weight > 0.99 for layer in own["similarity-model"].values() for weight in layer)
+    by_layer = own["similarity-layer"]
+    assert all(abs(weight - 1 / 6) < 0.001 for weight in by_layer.pop("bn2"))
+    assert [round(weight, 1) for weight in by_layer.pop("fc3")] == [1, 0.5, 0.5, 1, 1, 1]
+    assert all(weight > 0.99 for layer in by_layer.values() for weight in layer)
+    says(
+        "docs/reproduction.md",
+        "except `bn2`, which all six clients share evenly, and `fc3` of two of them, which is pooled",
+    )
