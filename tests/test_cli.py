@@ -467,6 +467,13 @@ def test_table_compares_methods_over_the_same_seeds(pfedla: Any) -> None:
         "| `fedavg` | **60.00** |",
     ]
     assert "| `fedavg` | 60.00 (1 of 2) |" in pfedla("table", "some.json")[1]
+    shown = pfedla("table", "some.json", "-a", "fedavg", "-a", "local", "--seeds", "1")[1].splitlines()[2:]
+    assert shown == ["| `fedavg` | **60.00** |", "| `local` | 50.00 |"]
+    assert pfedla("table", "some.json", "-a", "fedavg")[1].splitlines()[2:] == ["| `fedavg` | 60.00 |"]
+    assert "did you mean 'fedavg'" in pfedla("table", "some.json", "-a", "fedavgg")[2]
+    Path("other.json").write_text(json.dumps(runs[:2]))
+    code, _, err = pfedla("table", "some.json", "other.json", "-a", "fedavg")
+    assert (code, err) == (2, "error: other has none of these methods\n")
     Path("some.json").write_text(json.dumps(runs[1:2]))
     code, _, err = pfedla("table", "some.json", "--seeds", "1")
     assert (code, err) == (2, "error: --seeds 1: some has no run with such a seed\n")

@@ -234,3 +234,75 @@ def test_what_the_page_says_of_figure_1() -> None:
         "docs/reproduction.md",
         "except `bn2`, which all six clients share evenly, and `fc3` of two of them, which is pooled",
     )
+
+
+STEPS = {
+    "pFedLA": "pfedla,hyper_optimizer=sgd,hyper_lr=1.0",
+    "HeurpFedLA": "heurpfedla,hyper_optimizer=sgd,hyper_lr=1.0,retain=1",
+    "Adam": "pfedla,hyper_optimizer=adam,hyper_lr=0.0003",
+}
+
+
+def cell(column: str, method: str) -> dict[str, Any]:
+    """Return what `pfedla paper` measured of a method with seed 0."""
+    label = STEPS.get(method, method.lower())
+    (found,) = (row for row in rows(f"paper/{column}") if row["label"] == label and row["seed"] == 0)
+    return found
+
+
+def accuracy(column: str, method: str) -> str:
+    return f"{100 * cell(column, method)['accuracy_mean']:.2f}"
+
+
+def own_weights(found: dict[str, Any]) -> dict[str, float]:
+    """Return the clients' mean weights for themselves, by layer."""
+    alpha, clients = found["alpha"], range(len(found["alpha"]))
+    return {layer: fmean(alpha[i][place][i] for i in clients) for place, layer in enumerate(found["layers"])}
+
+
+def test_what_the_page_says_agrees_with_the_paper_and_does_not() -> None:
+    page = "docs/paper.md"
+    cifar1, cifar2, fashion1, fashion2 = (
+        f"{name}-10-non-iid-{split}" for name in ("cifar10", "fashion-mnist") for split in (1, 2)
+    )
+    for column, method, text in (
+        (cifar1, "pFedLA", "pFedLA is at {} (61.43)"),
+        (cifar1, "HeurpFedLA", "HeurpFedLA at {} (60.02)"),
+        (cifar1, "Local", "Local at {} (59.44)"),
+        (cifar1, "Per-FedAvg", "Per-FedAvg at {} (52.54)"),
+        (cifar1, "FedAvg", "FedAvg, {} (48.57)"),
+        (cifar1, "FedBN", "FedBN, {} (59.36)"),
+        (cifar2, "pFedLA", "pFedLA is at {} (49.93)"),
+        (cifar2, "Local", "Local, {} (39.79)"),
+        (cifar2, "FedAvg", "FedAvg, {} (44.89)"),
+        (cifar2, "HeurpFedLA", "HeurpFedLA is at {} (49.06)"),
+        (cifar2, "Adam", "and pFedLA is at {}."),
+        (fashion2, "FedAvg", "after 200 rounds on non-IID_2: {}."),
+        (fashion2, "Adam", "it is at {}, after"),
+    ):
+        says(page, text.format(accuracy(column, method)))
+    three = [(fashion1, "Local", "pFedLA", "FedAvg"), (fashion2, "FedAvg", "pFedLA", "Local")]
+    for column, first, second, third in three:
+        figures_of = [accuracy(column, method) for method in (first, second, third)]
+        assert figures_of == sorted(figures_of, reverse=True)
+        says(page, "({}; {second} {}; {third} {})".format(*figures_of, second=second, third=third))
+    says(page, f"at {accuracy(fashion1, 'Local')} and {accuracy(fashion2, 'Local')}.")
+    after = {
+        m: cell(fashion2, m)["curve"][1][cell(fashion2, m)["curve"][0].index(60)] for m in ("pFedLA", "Adam", "FedAvg")
+    }
+    says(page, f"level with FedAvg ({100 * after['pFedLA']:.2f} and {100 * after['FedAvg']:.2f})")
+    says(page, f"after {100 * after['Adam']:.2f} in round 60")
+    behind = 100 * (cell(fashion2, "FedAvg")["accuracy_mean"] - cell(fashion2, "pFedLA")["accuracy_mean"])
+    says(page, f"after 200 it is {behind:.1f} below")
+    heur = cell(cifar1, "HeurpFedLA")
+    share = dict(zip(heur["layers"], heur["retained"], strict=True))["fc1"]
+    says(page, f"leaves `fc1` at the clients in {share:.0%} of the".replace("%", " %"))
+    printed, adam = own_weights(cell(cifar2, "pFedLA")), own_weights(cell(cifar2, "Adam"))
+    assert min(printed["conv2"], printed["fc1"]) > 0.99
+    says(page, f"they are not yet ({adam['conv2']:.2f} and {adam['fc1']:.2f})")
+    assert own_weights(cell(fashion2, "pFedLA"))["fc1"] > 0.99
+    assert all(weight > 0.99 for layer, weight in own_weights(cell(fashion2, "Adam")).items() if layer != "conv1")
+    curve = cell(cifar1, "FedBN")["curve"][1]
+    assert curve == sorted(curve)  # still rising
+    assert mean("central-cifar10", "local") < 48.57
+    says("README.md", f"the step as printed reaches {accuracy(cifar1, 'pFedLA')} after 100 rounds, one seed")

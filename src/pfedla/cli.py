@@ -32,7 +32,7 @@ from pfedla.data.datasets import DATASETS, load_dataset
 from pfedla.data.splits import SPLITS, Groups
 from pfedla.demo import DEMO, DEMO_METHODS
 from pfedla.deploy import deploy
-from pfedla.errors import ConfigError, PfedlaError
+from pfedla.errors import ConfigError, PfedlaError, unknown_name
 from pfedla.experiment import experiment_of, federation_of, run_experiment
 from pfedla.experiment import resume as resume_run
 from pfedla.facts import ROUNDS
@@ -368,8 +368,16 @@ def _compare(
     type=click.IntRange(min=1),
     help="Show the first seeds alone, 0, 1, ...: the same for every method where some have more than others.",
 )
+@click.option(
+    "--algorithm", "-a", "labels", metavar="LABEL", multiple=True, help="Show these methods alone, in this order."
+)
 def table(
-    comparisons: tuple[Path, ...], value: tuple[str, ...], against: str | None, mean: bool, seeds: int | None
+    comparisons: tuple[Path, ...],
+    value: tuple[str, ...],
+    against: str | None,
+    mean: bool,
+    seeds: int | None,
+    labels: tuple[str, ...],
 ) -> None:
     """Put comparisons side by side: a Markdown table with a row per method and a column per comparison.
 
@@ -380,6 +388,16 @@ def table(
         found = {name: [run for run in runs if run["seed"] < seeds] for name, runs in found.items()}
         if empty := [name for name, runs in found.items() if not runs]:
             raise ConfigError(f"--seeds {seeds}: {', '.join(empty)} has no run with such a seed")
+    if labels:
+        known = {run["label"] for runs in found.values() for run in runs}
+        for label in labels:
+            if label not in known:
+                raise unknown_name("method", label, known)
+        found = {
+            name: [run for label in labels for run in runs if run["label"] == label] for name, runs in found.items()
+        }
+        if empty := [name for name, runs in found.items() if not runs]:
+            raise ConfigError(f"{', '.join(empty)} has none of these methods")
     _say(overview(found, value, against, mean).rstrip())
 
 
