@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -163,11 +164,13 @@ def test_what_is_asked_for_narrows_and_unknown_names_are_refused() -> None:
 
 
 def test_estimated_costs_are_those_of_the_committed_results() -> None:
-    for dataset, name in (("fashion-mnist", "fashion-mnist"), ("cifar10", "cifar10")):
-        column = columns_of(ITEMS["table1"], Wanted(datasets=(dataset,), clients=(10,)))[0]
-        held = json.loads((ROOT / "results" / f"methods-{name}-non-iid-1.json").read_text())
-        seconds = {run["label"]: run["seconds"] / run["rounds"] for run in held if run["seed"] == 2}
-        for method in (*rows_of(column, "laptop"), *KEEP[:2]):
-            if method.printed:
-                per_round = seconds_of(Cell(column, method, 0), "laptop") / facts_of(column, "laptop").schedule.rounds
-                assert per_round == pytest.approx(seconds[method.algorithm], rel=0.35), method.name
+    """They were measured with one worker on a machine that others used, too: the middle one counts."""
+    for names in (("cifar10-10-non-iid-1", "cifar10-10-non-iid-2"), ("fashion-mnist-10-non-iid-1",)):
+        ratios = []
+        for name in names:
+            column = next(found for item in ITEMS.values() for found in item.columns if found.name == name)
+            methods = {method.variant.label: method for method in (*rows_of(column, "laptop"), *KEEP)}
+            for run in json.loads((ROOT / "results" / "paper" / f"{name}.json").read_text()):
+                estimated = seconds_of(Cell(column, methods[run["label"]], 0), "laptop")
+                ratios.append(run["seconds"] / 2 / estimated)
+        assert 0.75 < median(ratios) < 1.33, ratios

@@ -20,6 +20,7 @@ from pfedla.paper.drawings import drawings_of, save
 from pfedla.paper.figures import sheets_of
 from pfedla.paper.grid import (
     ITEMS,
+    PER_ROUND,
     SCALES,
     SLUGS,
     Cell,
@@ -193,8 +194,9 @@ def _list(places: Places, wanted: Wanted) -> None:
     Console().print(table)
     click.echo(f"Scale {places.scale}: {SCALES[places.scale]}.")
     click.echo(
-        "Estimated for two cores: 1.7 s for a round of ten clients on 28x28 images, 2.7 s on CIFAR,\n"
-        "and 5 times as much for pFedMe, as results/methods-*.json in the repository measured them."
+        f"Estimated for two cores: {PER_ROUND[1]} s for a round of ten clients on 28x28 images, {PER_ROUND[3]} s on "
+        "CIFAR, and\n5 times as much for pFedMe: half of what results/paper in the repository has with one worker\n"
+        "(--jobs 2 runs two cells at a time). Machines differ."
     )
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "KEEP",
     "LITERAL",
     "METHODS",
+    "PER_ROUND",
     "SCALES",
     "SIMILARITY",
     "SLUGS",
@@ -265,10 +266,10 @@ def cells_of(items: Sequence[Item], wanted: Wanted) -> list[Cell]:
     return list(found)
 
 
-# Seconds per round of 10 clients x 10 local epochs x 140 images, as `results/methods-*.json` has them for two cores.
-_PER_ROUND = {1: 1.7, 3: 2.7}  # Local, by the images' channels
+# Seconds per round of 10 clients x 10 local epochs x 140 images on two cores: half of what `results/paper` has of one.
+PER_ROUND = {1: 1.25, 3: 2.25}  # Local, by the images' channels
 _TO_START = 2.0  # its processes
-_TIMES = {"per-fedavg": 1.4, "pfedme": 5.0, "fedbn": 1.4, "fedrep": 1.2, "pfedhn": 1.1}  # a round of Local
+_TIMES = {"per-fedavg": 1.2, "pfedme": 5.0, "fedrep": 1.1, "pfedhn": 1.1}  # a round of Local
 
 
 def seconds_of(cell: Cell, scale: Scale) -> float:
@@ -276,5 +277,5 @@ def seconds_of(cell: Cell, scale: Scale) -> float:
     experiment = experiment_of(cell, scale)
     data, schedule, training = experiment.data, experiment.schedule, experiment.training
     busy = (schedule.participants or data.clients) * training.local_epochs * data.samples_per_client / (10 * 10 * 200)
-    each = busy * _PER_ROUND[IMAGES[data.dataset].shape[0]] * _TIMES.get(cell.method.algorithm, 1.0)
+    each = busy * PER_ROUND[IMAGES[data.dataset].shape[0]] * _TIMES.get(cell.method.algorithm, 1.0)
     return _TO_START + schedule.rounds * each
