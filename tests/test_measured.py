@@ -306,3 +306,20 @@ def test_what_the_page_says_agrees_with_the_paper_and_does_not() -> None:
     assert curve == sorted(curve)  # still rising
     assert mean("central-cifar10", "local") < 48.57
     says("README.md", f"the step as printed reaches {accuracy(cifar1, 'pFedLA')} after 100 rounds, one seed")
+
+
+def test_what_the_page_says_of_figure_7() -> None:
+    says(
+        "docs/reproduction.md",
+        "own weight is in `fc1` on CIFAR-10, as in the paper, and so it is for all ten clients with the printed step",
+    )
+    found = cell("cifar10-10-non-iid-1", "pFedLA")
+    for client in range(10):
+        own = {layer: found["alpha"][client][place][client] for place, layer in enumerate(found["layers"])}
+        assert max(own, key=own.__getitem__) == "fc1"
+    target = [
+        cell(column, method) for column, method in (("cifar10-10-non-iid-1", "Adam"), ("emnist-10-non-iid-1", "pFedLA"))
+    ]
+    ordered = [sorted(zip([row[0] for row in run["alpha"][0]], run["layers"], strict=True)) for run in target]
+    assert ordered[0][-1][1] == "conv2"
+    assert [layer for _, layer in ordered[1][-2:]] == ["fc3", "fc1"]
