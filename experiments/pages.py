@@ -13,6 +13,7 @@ A test runs the same and compares.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
@@ -36,11 +37,12 @@ def written(text: str) -> str:
 
 
 def printed(command: str) -> str:
-    """Return what a command prints; names with `*` stand for all such files in the repository."""
+    """Return what a command prints in the repository's folder; names with `*` stand for all such files in it."""
     words: list[str] = []
     for word in shlex.split(command):
-        words += sorted(map(str, ROOT.glob(word))) if "*" in word else [str(ROOT / word) if "/" in word else word]
-    done = CliRunner().invoke(cli, words, catch_exceptions=False)
+        words += sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(word)) if "*" in word else [word]
+    with contextlib.chdir(ROOT):
+        done = CliRunner().invoke(cli, words, catch_exceptions=False)
     if done.exit_code:
         raise SystemExit(f"pfedla {command}: {done.output}")
     return done.stdout

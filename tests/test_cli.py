@@ -466,14 +466,19 @@ def test_table_compares_methods_over_the_same_seeds(pfedla: Any) -> None:
         "| `local` | 50.00 |",
         "| `fedavg` | **60.00** |",
     ]
-    assert "| `fedavg` | 60.00 (1 of 2) |" in pfedla("table", "some.json")[1]
+    assert pfedla("table", "some.json")[1].splitlines()[2:] == [
+        "| `local` | 70.00 ± 28.28 |",
+        "| `fedavg` | **60.00** (1 of 2) |",  # in the seed that both have
+    ]
     shown = pfedla("table", "some.json", "-a", "fedavg", "-a", "local", "--seeds", "1")[1].splitlines()[2:]
     assert shown == ["| `fedavg` | **60.00** |", "| `local` | 50.00 |"]
-    assert pfedla("table", "some.json", "-a", "fedavg")[1].splitlines()[2:] == ["| `fedavg` | 60.00 |"]
+    assert pfedla("table", "some.json", "-a", "FedAvg")[1].splitlines()[2:] == ["| `fedavg` | 60.00 |"]
+    shown = pfedla("table", "some.json", "-a", "local", "--against", "fedavg")[1].splitlines()[2:]
+    assert shown == ["| `local` | -10.00 |"]  # of seed 0
     assert "did you mean 'fedavg'" in pfedla("table", "some.json", "-a", "fedavgg")[2]
     Path("other.json").write_text(json.dumps(runs[:2]))
     code, _, err = pfedla("table", "some.json", "other.json", "-a", "fedavg")
-    assert (code, err) == (2, "error: other has none of these methods\n")
+    assert (code, err) == (2, "error: there are none of these methods in other\n")
     Path("some.json").write_text(json.dumps(runs[1:2]))
     code, _, err = pfedla("table", "some.json", "--seeds", "1")
     assert (code, err) == (2, "error: --seeds 1: some has no run with such a seed\n")

@@ -73,6 +73,11 @@ def test_tables_of_results_are_what_was_measured(page: Path) -> None:
     assert pages.written(page.read_text()) == page.read_text()
 
 
+@pytest.mark.parametrize("page", pages.PAGES, ids=lambda path: path.name)
+def test_pages_know_nothing_of_the_machine_they_were_written_on(page: Path) -> None:
+    assert str(ROOT) not in page.read_text()
+
+
 def test_the_tables_that_readers_go_by_are_printed_from_results() -> None:
     found = {page.name: [match[2] for match in pages.TABLE.finditer(page.read_text())] for page in pages.PAGES[:-1]}
     shown = {word for commands in found.values() for command in commands for word in command.split() if "/" in word}

@@ -389,15 +389,17 @@ def table(
         if empty := [name for name, runs in found.items() if not runs]:
             raise ConfigError(f"--seeds {seeds}: {', '.join(empty)} has no run with such a seed")
     if labels:
-        known = {run["label"] for runs in found.values() for run in runs}
+        known = {run["label"].casefold(): run["label"] for runs in found.values() for run in runs}
         for label in labels:
-            if label not in known:
-                raise unknown_name("method", label, known)
+            if label.casefold() not in known:
+                raise unknown_name("method", label, known.values())
+        rows = [known[label.casefold()] for label in (*labels, against or labels[0]) if label.casefold() in known]
         found = {
-            name: [run for label in labels for run in runs if run["label"] == label] for name, runs in found.items()
+            name: [run for label in dict.fromkeys(rows) for run in runs if run["label"] == label]
+            for name, runs in found.items()
         }
         if empty := [name for name, runs in found.items() if not runs]:
-            raise ConfigError(f"{', '.join(empty)} has none of these methods")
+            raise ConfigError(f"there are none of these methods in {', '.join(empty)}")
     _say(overview(found, value, against, mean).rstrip())
 
 

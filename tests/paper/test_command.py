@@ -55,8 +55,8 @@ def test_mistakes_end_in_one_line(pfedla: Any) -> None:
         (("table1", "-a", "pfedl"), "did you mean 'pfedla'"),
         (("table1", "--clients", "11"), "10 and 100 clients"),
         (("table1", "-a", "pfedl", "--print"), "did you mean 'pfedla'"),
-        (("table1", "-a", "similarity-layer", "--print"), "table1 has no similarity-layer"),
-        (("table3", "fig5", "-a", "local", "-a", "fedavg"), "table3 and fig5 have no local nor fedavg"),
+        (("table1", "-a", "similarity-layer", "--print"), "table1 has none of similarity-layer"),
+        (("table3", "fig5", "-a", "local", "-a", "fedavg"), "table3 and fig5 have none of local, fedavg"),
         (("table1", "table3", "--format", "csv", "--print"), "name one of them at a time"),
         (("--cell", "no-column", "local", "0"), "unknown column"),
     ):

@@ -59,7 +59,9 @@ def test_ranks_after_60_200_and_600_rounds(places: Places, put: Callable[..., No
         "HeurpFedLA": {60: 0.54, 200: 0.60, 600: 0.59},
     }
     for name, values in measured.items():
-        put(Cell(COLUMN, ROWS[name], 0), values[600], curve=curve(values))
+        own = [[60, 600], [[0.1, 0.2], [0.3, 0.4]]]  # (rounds, layers); of round 200 nothing is known
+        more = {"layers": ["conv", "fc"], "own": own} if name == "pFedLA" else {}
+        put(Cell(COLUMN, ROWS[name], 0), values[600], curve=curve(values), **more)
     put(Cell(COLUMN, ROWS["pFedLA"], 1), 0.6, curve=curve({60: 0.57, 200: 0.61, 600: 0.62}))
     put(Cell(COLUMN, ROWS["FedRep"], 0), 0.9)  # added by hand: without a curve
     (sheet,) = order_by_rounds(ROUNDS, places, WANTED)
@@ -67,7 +69,9 @@ def test_ranks_after_60_200_and_600_rounds(places: Places, put: Callable[..., No
     assert [cell.text for cell in sheet.rows[0]] == ["Local", "58.00 (1)", "59.00 (3)", "60.00 (2)"]
     assert [cell.best for cell in sheet.rows[2][1:]] == [False, True, True]
     assert "600 rounds, 300 test images each, 1 seed), scale paper" in sheet.title
-    first, second, third, paper, *rest = sheet.notes
+    first, second, third, own_weights, paper, *rest = sheet.notes
+    said = "round 60 conv 0.10, fc 0.20; round 600 conv 0.30, fc 0.40."
+    assert own_weights == f"pFedLA, clients' weights for themselves: {said}"
     assert first == (
         "Rounds 60 and 200: rank correlation +0.40 over 4 methods; 2 of 6 pairs change places, most clearly: "
         "pFedLA overtakes Local (-3.00, then +2.00); HeurpFedLA overtakes Local (-4.00, then +1.00)."

@@ -48,6 +48,11 @@ def test_a_finished_cell_outlives_its_run_and_is_never_run_again(
         kept["curve"][2], [line["clients"]["accuracy"][0] for line in record.history()], atol=1e-5
     )
     np.testing.assert_allclose(kept["alpha"], record.diagnostics()["alpha"][-1], atol=1e-5)
+    rounds, own = kept["own"]
+    alpha = record.diagnostics()["alpha"]  # (records, clients, layers, clients)
+    assert rounds == [1, 2]
+    by_hand = [[np.mean([some[i, place, i] for i in range(len(some))]) for place in range(5)] for some in alpha]
+    np.testing.assert_allclose(own, by_hand, atol=1e-5)
     assert kept["layers"] == ["conv1", "conv2", "fc1", "fc2", "fc3"]
     assert sum(kept["retained"]) == pytest.approx(2, abs=1e-4)  # k = 2 of every download
     sets = (record.ledger().arrays()["down"] == 0).reshape(2, -1, 5)  # (rounds, clients, layers): everybody takes part

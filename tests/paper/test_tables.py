@@ -106,7 +106,7 @@ def test_methods_are_compared_over_the_seeds_that_all_have(places: Places, put: 
     put(Cell(COLUMN, ROWS["HeurpFedLA"], 0), 0.55)
     (sheet,) = table_of_methods(ITEMS["table1"], places, WANTED)
     assert [row[0].text for row in sheet.rows if row[1].best] == ["pFedLA"]  # though Local's mean is 67
-    assert sheet.notes[0] == "FashionMNIST, 10 clients: methods are compared over the 1 seed that all have."
+    assert sheet.notes[0] == "FashionMNIST, 10 clients: methods are compared over the seeds that all have, 1 of 3."
     assert any("pFedLA and HeurpFedLA is 2.00 points above the best other method, Local" in n for n in sheet.notes)
     put(Cell(COLUMN, ROWS["FedAvg"], 1), 0.9)  # no seed is everybody's
     (sheet,) = table_of_methods(ITEMS["table1"], places, WANTED)

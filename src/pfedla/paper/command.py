@@ -195,7 +195,7 @@ def _list(places: Places, wanted: Wanted) -> None:
     click.echo(f"Scale {places.scale}: {SCALES[places.scale]}.")
     click.echo(
         f"Estimated for two cores: {PER_ROUND[1]} s for a round of ten clients on 28x28 images, {PER_ROUND[3]} s on "
-        "CIFAR, and\n5 times as much for pFedMe: half of what results/paper in the repository has with one worker\n"
+        "CIFAR, and\n5 times as much for pFedMe: about half of the seconds in results/paper, measured with one worker\n"
         "(--jobs 2 runs two cells at a time). Machines differ."
     )
 

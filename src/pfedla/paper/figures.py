@@ -11,7 +11,7 @@ import numpy as np
 from pfedla.paper.counting import spearman
 from pfedla.paper.grid import SIMILARITY, Column, Item, Method, Wanted, columns_of, methods_of
 from pfedla.paper.measured import heading, measured_by, missing, with_notes
-from pfedla.paper.runs import Places, Summary, in_common, summaries_of
+from pfedla.paper.runs import Places, Summary, in_common, own_weights, summaries_of
 from pfedla.paper.sheets import Figure, Sheet
 
 __all__ = [
@@ -153,9 +153,7 @@ def falls_with_distance(weights: np.ndarray) -> float | None:
 def _layers_sheet(places: Places, column: Column, method: Method, found: dict[str, list[Summary]]) -> Sheet:
     cells = found[method.name]
     layers, dataset = cells[0]["layers"], column.place.dataset
-    own = np.asarray(
-        [np.asarray(cell["alpha"]).diagonal(axis1=0, axis2=2) for cell in cells]
-    )  # (seeds, layers, clients)
+    own = own_weights(np.array([cell["alpha"] for cell in cells]))  # (seeds, layers, clients)
     target, everybody = own[:, :, 0].mean(0), own.mean((0, 2))
     rows, records = [], []
     for place, layer in enumerate(layers):

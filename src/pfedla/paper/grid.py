@@ -248,8 +248,8 @@ def check_methods(items: Sequence[Item], wanted: Wanted) -> None:
     if wanted.algorithms:
         without = [item.name for item in items if not any(methods_of(item, column, wanted) for column in item.columns)]
         if len(without) == len(items):
-            names = " nor ".join(wanted.algorithms)
-            raise ConfigError(f"{' and '.join(without)} {'have' if len(without) > 1 else 'has'} no {names}")
+            names = ", ".join(wanted.algorithms)
+            raise ConfigError(f"{' and '.join(without)} {'have' if len(without) > 1 else 'has'} none of {names}")
 
 
 def cells_of(items: Sequence[Item], wanted: Wanted) -> list[Cell]:

@@ -17,6 +17,7 @@ __all__ = [
     "MISSING",
     "Entry",
     "bests",
+    "by_layer",
     "entry_of",
     "figure_of",
     "heading",
@@ -89,6 +90,11 @@ def bests(entries: Mapping[str, Spread]) -> set[str]:
     """Return who is best, equals alike; nobody where there is nothing to compare."""
     top = max((entry.mean for entry in entries.values()), default=0.0)
     return {name for name, entry in entries.items() if entry.mean == top} if len(entries) > 1 else set()
+
+
+def by_layer(weights: Mapping[str, float]) -> str:
+    """Return weights in words, layer by layer."""
+    return ", ".join(f"{layer} {weight:.2f}" for layer, weight in weights.items())
 
 
 def with_notes(sheets: Sequence[Sheet], notes: Iterable[str]) -> list[Sheet]:

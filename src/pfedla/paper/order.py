@@ -9,7 +9,7 @@ import numpy as np
 
 from pfedla.paper.counting import ranks, spearman
 from pfedla.paper.grid import Column, Item, Wanted, columns_of, methods_of, rows_of
-from pfedla.paper.measured import heading, measured_by, missing, record_of, with_notes
+from pfedla.paper.measured import by_layer, heading, measured_by, missing, record_of, with_notes
 from pfedla.paper.printed import TABLE1, TABLE2
 from pfedla.paper.runs import Places, Summary, in_common, summaries_of
 from pfedla.paper.sheets import Figure, Sheet
@@ -31,7 +31,7 @@ def order_by_rounds(item: Item, places: Places, wanted: Wanted) -> list[Sheet]:
         found = in_common({name: cells for name, cells in found.items() if cells})
         curves = {name: _curve(cells) for name, cells in found.items()}
         if len(curves) > 1:
-            sheets.append(_sheet(item, places, column, curves, [cell for cells in found.values() for cell in cells]))
+            sheets.append(_sheet(item, places, column, curves, found))
     return with_notes(sheets, missing(item, places, wanted, asked)) if sheets else []
 
 
@@ -59,8 +59,9 @@ def _curve(cells: Sequence[Summary]) -> dict[int, float]:
     return {t: 100 * float(np.mean([curve[t] for curve in each])) for t in common}
 
 
-def _sheet(item: Item, places: Places, column: Column, curves: Curves, cells: Sequence[Summary]) -> Sheet:
+def _sheet(item: Item, places: Places, column: Column, curves: Curves, found: Mapping[str, Sequence[Summary]]) -> Sheet:
     at, names = marks(curves), list(curves)
+    cells = [cell for some in found.values() for cell in some]
     ranked = {t: dict(zip(names, ranks([-curves[name][t] for name in names]), strict=True)) for t in at}
     best = {t: max(curve[t] for curve in curves.values()) for t in at}
     rows, records = [], []
@@ -75,14 +76,29 @@ def _sheet(item: Item, places: Places, column: Column, curves: Curves, cells: Se
     printed = TABLE1 if column.name.endswith("non-iid-1") else TABLE2
     known = [name for name in names if column.place in printed.get(name, ())]
     paper = [printed[name][column.place].mean for name in known]
+    notes += [f"{name}, clients' weights for themselves: {said}." for name in names if (said := _own(found[name], at))]
     alike = [(t, spearman([curves[name][t] for name in known], paper)) for t in at]
-    if said := [f"{found:+.2f} in round {t}" for t, found in alike if found is not None]:
-        notes.append(f"Rank correlation with the paper's order: {', '.join(said)}, over {len(known)} methods.")
+    if correlations := [f"{rho:+.2f} in round {t}" for t, rho in alike if rho is not None]:
+        notes.append(f"Rank correlation with the paper's order: {', '.join(correlations)}, over {len(known)} methods.")
     seeds = len({cell["seed"] for cell in cells})
     split = column.name.partition("-non-")[2]
     title = f"Order over the rounds, {column.place.dataset}, non-{split} ({heading(places, column, seeds)}), "
     head = ("method", *(f"round {t}: % (rank)" for t in at))
     return Sheet(title + f"scale {places.scale}", head, tuple(rows), (*notes, measured_by(cells)), tuple(records))
+
+
+def _own(cells: Sequence[Summary], at: Sequence[int]) -> str:
+    """Say what clients gave to themselves after some rounds, by layer; nothing where it is not known."""
+    if not cells or any("own" not in cell for cell in cells):
+        return ""
+    each = [dict(zip(*cell["own"], strict=True)) for cell in cells]
+    said = []
+    for t in at:
+        known = [found[t] for found in each if t in found]
+        if known:
+            weights = dict(zip(cells[0]["layers"], np.mean(known, 0), strict=True))
+            said.append(f"round {t} {by_layer(weights)}")
+    return "; ".join(said)
 
 
 def _compared(curves: Curves, before: int, after: int) -> str:

@@ -32,6 +32,7 @@ __all__ = [
     "in_common",
     "kept_of",
     "left",
+    "own_weights",
     "run_all",
     "run_cell",
     "summaries_of",
@@ -109,7 +110,8 @@ def kept_of(record: RunRecord, *, over_time: bool) -> Summary:
 
     `curve`: rounds, mean accuracy, and the first client's; `retained`: the share of downloads that each layer was left
     out of; `retained_changes`: the share of downloads that left out other layers than the client's last one; `alpha`:
-    the final weights, if the clients are few; `alpha_over_time`: the first client's.
+    the final weights, if the clients are few; `alpha_over_time`: the first client's; `own`: rounds, and clients'
+    weights for themselves, by layer.
     """
     history, found = record.history(), record.diagnostics()
     kept: Summary = {
@@ -128,10 +130,16 @@ def kept_of(record: RunRecord, *, over_time: bool) -> Summary:
         kept["retained_changes"] = _rounded(_changes(left_out, lines["client"]))
     if "alpha" in found and found["alpha"].shape[1] <= MOST_CLIENTS:
         kept["alpha"] = _rounded(found["alpha"][-1])
+        kept["own"] = [found[ROUND].tolist(), _rounded(own_weights(found["alpha"]).mean(-1))]
         if over_time:
             some = np.unique(np.linspace(0, len(found[ROUND]) - 1, MOST_RECORDS).round().astype(int))
             kept["alpha_over_time"] = [found[ROUND][some].tolist(), _rounded(found["alpha"][some, 0])]
     return kept
+
+
+def own_weights(alpha: np.ndarray) -> np.ndarray:
+    """Return clients' weights for themselves: `(..., clients, layers, clients) -> (..., layers, clients)`."""
+    return alpha.diagonal(axis1=-3, axis2=-1)
 
 
 def run_cell(places: Places, cell: Cell, *, watch: Watch | None = None, overwrite: bool = False) -> Summary:

@@ -13,6 +13,7 @@ from pfedla.paper.measured import (
     MISSING,
     Entry,
     bests,
+    by_layer,
     entry_of,
     figure_of,
     heading,
@@ -22,9 +23,8 @@ from pfedla.paper.measured import (
     with_notes,
 )
 from pfedla.paper.printed import TABLE1, TABLE2, Printed
-from pfedla.paper.runs import Places, Summary, in_common, summaries_of
+from pfedla.paper.runs import Places, Summary, in_common, own_weights, summaries_of
 from pfedla.paper.sheets import Figure, Group, Sheet
-from pfedla.report.tables import counted
 
 __all__ = ["table_of_methods"]
 
@@ -73,12 +73,13 @@ def table_of_methods(item: Item, places: Places, wanted: Wanted) -> list[Sheet]:
             fewest = min((entry.seeds for entry in compared.values()), default=0)
             if fewest < seeds:
                 uneven.append(
-                    f"{_words(column)}: methods are compared over the {counted(fewest, 'seed')} that all have."
+                    f"{_words(column)}: methods are compared over the seeds that all have, {fewest} of {seeds}."
                 )
             groups.append(Group(heading(places, column, seeds), len(head), len(COLUMNS)))
             head += COLUMNS
             top, top_paper = bests(compared), bests(theirs)
-            priors = {name: entry.prior for name, entry in compared.items() if entry.prior is not None}
+            told = {name: entry.prior for name, entry in compared.items() if entry.prior is not None}
+            top_told = {name for name in told if top and told[name] == max(told.values())}
             known = {method.name for method in shown[column]}
             for name, line in lines.items():
                 entry, paper = ours.get(name), theirs.get(name)
@@ -88,9 +89,7 @@ def table_of_methods(item: Item, places: Places, wanted: Wanted) -> list[Sheet]:
                     figure_of(entry, name in top, seeds) if entry else Figure(MISSING if name in known else "-"),
                     figure_of(paper, name in top_paper) if paper else Figure("-"),
                     Figure(f"{apart:+.2f}" if apart is not None else ""),
-                    Figure(f"{prior:.2f}", bool(top) and priors.get(name) == max(priors.values(), default=None))
-                    if prior is not None
-                    else Figure(""),
+                    Figure(f"{prior:.2f}", name in top_told) if prior is not None else Figure(""),
                 ]
                 if name in known:
                     records.append(
@@ -162,25 +161,21 @@ def _priors(sides: Sequence[_Both]) -> list[str]:
     meaning = "Class prior: the same models, told each client's class frequencies when they predict. "
     lines = [meaning + "What remains of a method's lead there is more than knowing which classes a client has."]
     for column, ours, *_ in sides:
-        mine = [ours[name] for name in OURS if name in ours]
+        mine = {name: ours[name] for name in OURS if name in ours}
         others = {name: entry for name, entry in ours.items() if not name.startswith(OURS)}
         if mine and others:
-            best = max(others, key=lambda name: others[name].mean)
-            line = f"{_words(column)}: the better of {' and '.join(OURS)} is "
-            line += _lead(max(entry.mean for entry in mine), others[best].mean, best)
-            own, told = (
-                {name: entry.prior for name, entry in some if entry.prior is not None}
-                for some in (((name, ours[name]) for name in OURS if name in ours), others.items())
-            )
-            if own and told:
-                best = max(told, key=lambda name: told[name])
-                line += f"; with the class prior, {_lead(max(own.values()), told[best], best)}"
+            plain = [{name: entry.mean for name, entry in some.items()} for some in (mine, others)]
+            line = f"{_words(column)}: the better of {' and '.join(OURS)} is {_lead(*plain)}"
+            told = [{name: e.prior for name, e in some.items() if e.prior is not None} for some in (mine, others)]
+            line += f"; with the class prior, {_lead(*told)}" if all(told) else ""
             lines.append(line + ".")
     return lines
 
 
-def _lead(value: float, other: float, name: str) -> str:
-    return f"{abs(value - other):.2f} points {'above' if value >= other else 'below'} the best other method, {name}"
+def _lead(mine: Mapping[str, float], others: Mapping[str, float]) -> str:
+    best = max(others, key=lambda name: others[name])
+    ahead = max(mine.values()) - others[best]
+    return f"{abs(ahead):.2f} points {'above' if ahead >= 0 else 'below'} the best other method, {best}"
 
 
 def _own_weights(cells: Sequence[Summary]) -> dict[str, float]:
@@ -188,19 +183,15 @@ def _own_weights(cells: Sequence[Summary]) -> dict[str, float]:
     known = [cell for cell in cells if "alpha" in cell]
     if not known:
         return {}
-    weights = np.array([cell["alpha"] for cell in known])  # (seeds, clients, layers, clients)
-    return dict(zip(known[0]["layers"], np.einsum("scLc->L", weights) / np.prod(weights.shape[:2]), strict=True))
+    own = own_weights(np.array([cell["alpha"] for cell in known])).mean((0, 2))
+    return dict(zip(known[0]["layers"], own, strict=True))
 
 
 def _kept_for_oneself(sides: Sequence[_Both]) -> list[str]:
     """Say for each column, layer by layer, how much of its own model pFedLA leaves a client."""
     lines = []
     for column, _, _, own in sides:
-        said = [f"{name}: {_layers(weights)}" for name, weights in own.items() if name.startswith("pFedLA")]
+        said = [f"{name}: {by_layer(weights)}" for name, weights in own.items() if name.startswith("pFedLA")]
         if said:
             lines.append(f"Clients' weights for themselves, {_words(column)}. {'; '.join(said)}.")
     return lines
-
-
-def _layers(weights: Mapping[str, float]) -> str:
-    return ", ".join(f"{layer} {weight:.2f}" for layer, weight in weights.items())

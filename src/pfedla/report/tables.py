@@ -89,10 +89,10 @@ def overview(
 ) -> str:
     """Return values of several comparisons as a Markdown table: a row per method, a column per comparison and value.
 
-    Cells are means over the seeds with their standard deviation, the best of a column in bold; where a method has
-    fewer seeds than others, their number stands beside it. With a method to hold the others `against`, they are the
-    differences from it, taken seed by seed: what makes one seed harder than another for everybody falls out. `average`
-    adds the mean over all comparisons, seed by seed, of the methods that are in all of them.
+    Cells are means over the seeds with their standard deviation; where a method has fewer seeds than others, their
+    number stands beside it. The best of a column, over the seeds that all have, is in bold. With a method to hold the
+    others `against`, cells are the differences from it, taken seed by seed: what makes one seed harder than another for
+    everybody falls out. `average` adds the mean over all comparisons, seed by seed, of the methods that are in all.
     """
     kinds: dict[str, _Column] = {}  # by heading
     cells: Cells = {}
@@ -118,18 +118,23 @@ def overview(
     lines = [["method" if against is None else f"above `{against}`", *kinds], ["---"] * (1 + len(kinds))]
     lines += [[f"`{label}`"] for label in cells]
     for name, kind in kinds.items():
-        column = {label: list(row[name].values()) for label, row in cells.items() if row.get(name)}
+        column = {label: row[name] for label, row in cells.items() if row.get(name)}
         seeds = max(map(len, column.values()), default=0)
-        comparable = kind._replace(better=0) if against is not None and kind.traffic else kind
-        best = _best([fmean(found) for found in column.values()], comparable)
+        common = set.intersection(*map(set, column.values())) if column else set()
+        shared = {label: fmean(found[seed] for seed in sorted(common)) for label, found in column.items() if common}
+        best = _best(list(shared.values()), kind._replace(better=0) if against is not None and kind.traffic else kind)
         for line, label in zip(lines[2:], cells, strict=True):
-            mean, count = fmean(column.get(label, [math.nan])), len(column.get(label, ()))
+            of_seeds = list(column.get(label, {}).values())
+            mean, count = fmean(of_seeds or [math.nan]), len(of_seeds)
             if math.isnan(mean):
                 line.append("-")
                 continue
             text = ("+" if against is not None and mean > 0 else "") + kind.form(mean)
-            text += f" ± {kind.form(_spread(column[label]))}" if count > 1 else ""
-            line.append((f"**{text}**" if mean == best else text) + (f" ({count} of {seeds})" if count < seeds else ""))
+            text += f" ± {kind.form(_spread(of_seeds))}" if count > 1 else ""
+            line.append(
+                (f"**{text}**" if shared.get(label) == best is not None else text)
+                + (f" ({count} of {seeds})" if count < seeds else "")
+            )
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
