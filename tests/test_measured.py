@@ -308,6 +308,9 @@ def test_what_the_page_says_agrees_with_the_paper_and_does_not() -> None:
         (cifar1, "Per-FedAvg", "Per-FedAvg at {} (52.54)"),
         (cifar1, "FedAvg", "FedAvg, {} (48.57)"),
         (cifar1, "FedBN", "FedBN, {} (59.36)"),
+        (cifar1, "FedFomo", "FedFomo is below Local, {} (59.37)"),
+        (cifar1, "fedrep,body_epochs=1", "pFedLA, {} and, with half of the epochs for the body,"),
+        (cifar1, "fedrep,body_epochs=5", "for the body, {} (58.01)"),
         (cifar2, "pFedLA", "pFedLA is at {} (49.93)"),
         (cifar2, "Local", "Local, {} (39.79)"),
         (cifar2, "FedAvg", "FedAvg, {} (44.89)"),
@@ -346,6 +349,9 @@ def test_what_the_page_says_agrees_with_the_paper_and_does_not() -> None:
     assert all(weight > 0.99 for layer, weight in own_weights(adams).items() if layer != "conv1")
     curve = cell(cifar1, "FedBN")["curve"][1]
     assert curve == sorted(curve)  # still rising
+    table = (ROOT / "docs" / "reproduction.md").read_text()
+    (rho,) = set(re.findall(r"order, CIFAR10, 10 clients: ([+-][\d.]+) over 9 methods", table))
+    says(page, f"rank correlation with the paper's order {rho} over nine of them")
     central = percent("central-cifar10", "local")
     ahead = 100 * at_round(cell(cifar2, "FedAvg")["curve"], 20)
     assert ahead > max(central)
