@@ -68,7 +68,7 @@ def table_of_retained(item: Item, places: Places, wanted: Wanted) -> list[Sheet]
             named = dict.fromkeys(printed.layers, 1.0) if printed else {}
             theirs = megabytes(sizes, named) if printed else None
             often = sorted(ours.items(), key=lambda pair: -pair[1])
-            shares = ", ".join(f"{name} {share:.0%}" for name, share in often if share >= 0.005)
+            shares = ", ".join(f"{name} {share:.0%}" for name, share in often if round(100 * share))
             changes = [summary["retained_changes"] for summary in summaries if "retained_changes" in summary]
             rows.append(
                 (
