@@ -393,11 +393,10 @@ def table(
         for label in labels:
             if label.casefold() not in known:
                 raise unknown_name("method", label, known.values())
-        rows = [known[label.casefold()] for label in (*labels, against or labels[0]) if label.casefold() in known]
-        found = {
-            name: [run for label in dict.fromkeys(rows) for run in runs if run["label"] == label]
-            for name, runs in found.items()
-        }
+        rows = [known[label.casefold()] for label in labels]
+        if against is not None and against not in rows:
+            rows.append(against)  # what the others are held against
+        found = {name: [run for label in rows for run in runs if run["label"] == label] for name, runs in found.items()}
         if empty := [name for name, runs in found.items() if not runs]:
             raise ConfigError(f"there are none of these methods in {', '.join(empty)}")
     _say(overview(found, value, against, mean).rstrip())
