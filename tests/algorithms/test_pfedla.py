@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from experiments.updated_first import UpdatedFirst
 from pfedla.algorithm import Algorithm
 from pfedla.algorithms import HeurPFedLA, PFedLA, PFedLAPeers, SimilarityLayer, SimilarityModel
 from pfedla.algorithms.hypernetwork import hypernetwork, hypernetwork_gradient
-from pfedla.algorithms.pfedla import Clients, Hypernetworks, centred
+from pfedla.algorithms.pfedla import Clients, Hypernetworks, bounds, centred, inner_products
 from pfedla.algorithms.pfedla_peers import PeerClients
 from pfedla.errors import ConfigError
 from pfedla.layers import Layers
@@ -238,10 +239,42 @@ def test_rounding_is_taken_for_nothing_and_small_differences_are_not() -> None:
     g = torch.tensor([[[5.0, 5.0, 5.0]], [[5.0, 5.0 + 4e-6, 5.0]], [[5.0, 5.01, 5.0]], [[0.0, 0.0, 0.0]]])
     expected = torch.zeros_like(g)
     expected[2, 0] = torch.tensor([-0.01 / 3, 0.02 / 3, -0.01 / 3])
-    torch.testing.assert_close(centred(g), expected, atol=1e-6, rtol=0)
-    assert not centred(g)[[0, 1, 3]].any()
+    found = centred(g, torch.full((4, 1), 6.0))
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    assert not found[[0, 1, 3]].any()
     layers = torch.tensor([[[9e6, 9e6, 9e6], [0.0, 1.0, 2.0]]])  # of a large layer and a small one, each by itself
-    assert centred(layers).tolist() == [[[0, 0, 0], [-1, 0, 1]]]
+    assert centred(layers, torch.tensor([[9e6, 2.0]])).tolist() == [[[0, 0, 0], [-1, 0, 1]]]
+    half = centred(g, torch.full((4, 1), 6.0, dtype=torch.float16))  # products of half precision, kept in single
+    assert not half[2].any()
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [61, 850, 12_832, 61_560])
+def test_products_with_equal_models_differ_by_rounding_however_small_they_are(size: int, kind: torch.dtype) -> None:
+    """Of many draws, some with changes nearly orthogonal to the model: there rounding is large beside the product."""
+    largest = 0.0
+    for seed in range(40):
+        generator = torch.Generator().manual_seed(seed)
+        theta = torch.randn(1, size, generator=generator, dtype=kind).repeat(9, 1)
+        delta = 1e-3 * torch.randn(6, size, generator=generator, dtype=kind)
+        delta[::2] -= theta[:1] * (delta[::2] @ theta[0] / theta[0].square().sum())[:, None]
+        g = inner_products({"a": delta}, {"a": theta}, ("a",))
+        assert not centred(g, bounds({"a": delta}, {"a": theta[:2]}, ("a",))).any()
+        left = (g - g.mean(-1, keepdim=True)).abs().amax(-1)
+        largest = max(largest, float((left / g.abs().amax(-1)).max() / torch.finfo(kind).eps))
+        theta[4] += 0.01 * delta[0]  # a hundredth of a client's change is no rounding
+        found = centred(inner_products({"a": delta}, {"a": theta}, ("a",)), bounds({"a": delta}, {"a": theta}, ("a",)))
+        assert int(found[0, 0].argmax()) == 4
+    assert largest > 2**10  # so that the products' own sizes would not do
+
+
+def test_the_bound_of_a_product_is_that_of_cauchy_and_schwarz() -> None:
+    delta, theta = draw(2, 1), draw(3, 2)
+    for i in range(2):
+        for layer, name in enumerate(NAMES):
+            most = max(math.sqrt(sum(float(x) ** 2 for x in row)) for row in theta[name])
+            size = math.sqrt(sum(float(x) ** 2 for x in delta[name][i]))
+            assert float(bounds(delta, theta, NAMES)[i, layer]) == pytest.approx(size * most, rel=1e-5)
 
 
 # ---- mean gradients
@@ -273,11 +306,12 @@ def test_clients_send_the_length_of_their_path() -> None:
 def test_a_retained_layer_on_the_server_follows_the_clients_own() -> None:
     algorithm = HeurPFedLA(retain=1)
     state = started(algorithm)
-    state.heads.value["bias"].view(N, 2, N)[3, 1, 3] += 2  # client 3 retains layer b, and still mixes it
-    before, delta = copy.deepcopy(state.theta), draw(1, 1)
-    state = step(algorithm, state, torch.tensor([3]), delta)
+    for client in (3, 1):  # they retain layer b, and still mix it
+        state.heads.value["bias"].view(N, 2, N)[client, 1, client] += 2
+    before, delta = copy.deepcopy(state.theta), draw(2, 1)
+    state = step(algorithm, state, torch.tensor([3, 1]), delta)
     for key in ("b", "b#stats"):
-        torch.testing.assert_close(state.theta[key][3], before[key][3] + delta[key][0])
+        torch.testing.assert_close(state.theta[key][[3, 1]], before[key][[3, 1]] + delta[key])
 
 
 # ---- settings

@@ -90,7 +90,8 @@ def test_weights_are_a_softmax_over_whom_a_client_learns_from() -> None:
 def test_logits_of_others_climb_the_mean_gradients_inner_products() -> None:
     z, g, path, ids = drawn(2, 3, 5), drawn(2, 3, 5, seed=1), torch.tensor([0.5, 2.0]), torch.tensor([2, 0])
     among = teachers(torch.arange(5).expand(2, -1), ids, torch.tensor([True, True, True, True, False]))
-    found = climbed(z, g, path, among, eta=0.7)
+    bound = torch.full((2, 3), 9.0).double()
+    found = climbed(z, g, bound, path, among, eta=0.7)
     q = weights_of_others(found, among)
     for row, i in enumerate(ids.tolist()):
         able = [j for j in range(4) if j != i]  # the last has not trained
@@ -106,14 +107,15 @@ def test_logits_of_others_climb_the_mean_gradients_inner_products() -> None:
             )
             for j in (i, 4):
                 assert found[row, layer, j] == z[row, layer, j]  # of whom nothing is learned, nothing is said
-    assert torch.equal(climbed(z, g, path, among, eta=0.0), z)
+    assert torch.equal(climbed(z, g, bound, path, among, eta=0.0), z)
 
 
 def test_equal_others_are_not_told_apart_by_rounding() -> None:
     g = torch.full((1, 1, 5), 1e3) * (1 + 1e-7 * torch.tensor([0.0, 1, 0, 1, 0]))
     g[..., 2] = -1e6  # the client's own
     among = everybody(torch.tensor([2]), 5)
-    assert torch.equal(climbed(torch.zeros(1, 1, 5), g, torch.ones(1), among, 1.0), torch.zeros(1, 1, 5))
+    none = climbed(torch.zeros(1, 1, 5), g, torch.full((1, 1), 1e3), torch.ones(1), among, 1.0)
+    assert torch.equal(none, torch.zeros(1, 1, 5))
 
 
 def model(seed: int, rows: int = 2) -> Layers:

@@ -37,6 +37,7 @@ __all__ = [
     "Hypernetworks",
     "PFedLA",
     "aggregate",
+    "bounds",
     "centred",
     "head_rows",
     "inner_products",
@@ -45,7 +46,7 @@ __all__ = [
 
 Product = Callable[[Tensor, Tensor], Tensor]
 
-ROUNDING = 2**8  # times the machine's precision: equal inner products of long vectors differ by less
+ROUNDING = 4  # times the machine's precision: inner products of equal vectors differ by less, relative to their bound
 
 
 class Clients(NamedTuple):
@@ -72,14 +73,23 @@ def inner_products(
     return torch.stack([inner(delta[name], theta[name]) for name in names], dim=1)
 
 
-def centred(g: Tensor) -> Tensor:
+def bounds(delta: Layers, theta: Layers, names: tuple[str, ...]) -> Tensor:
+    """|Δθ_i^l| max_j |θ_j^l|, what G_i[l] can be at most, `(n, L)`: its rounding errors are in proportion to this.
+
+    Of models that are all alike their mixtures will do as θ.
+    """
+    return torch.stack([delta[name].norm(dim=1) * theta[name].norm(dim=1).amax() for name in names], dim=1)
+
+
+def centred(g: Tensor, bound: Tensor) -> Tensor:
     """Return G less its mean over the candidates, which moves no softmax.
 
     Where all candidates hold the same layer, as all do before the first round, what is left is rounding: it becomes 0,
-    for Adam would make a whole step of it.
+    for Adam would make a whole step of it. `bound (n, L)` is what G can be at most, in the precision of its products.
     """
     left = g - g.mean(-1, keepdim=True)
-    rounding = ROUNDING * torch.finfo(g.dtype).eps * g.abs().amax(-1, keepdim=True)
+    precision = max(torch.finfo(some.dtype).eps for some in (g, bound))
+    rounding = ROUNDING * precision * bound.to(g).unsqueeze(-1)
     return left.masked_fill(left.abs().amax(-1, keepdim=True) <= rounding, 0)
 
 
@@ -140,13 +150,14 @@ class Hypernetworks(Algorithm[State]):
         Eqs. 10-11 move the hypernetworks up their gradient, with the whole Δθ: retained layers take the step, too.
         """
         (theta, body, heads), delta = clients, upload.layers
-        g = centred(inner_products(delta, theta, got.names, **inner).to(body.value["v"]))  # (n, L, N)
+        received = got.fill({key: rows[ids] for key, rows in theta.items()}) if self.retain else got.layers
+        g = inner_products(delta, theta, got.names, **inner).to(body.value["v"])  # (n, L, N)
+        g = centred(g, bounds(delta, received, got.names))
         if self.hyper_optimizer == "mean-sgd":
             g /= upload.values["path"].to(g).view(-1, 1, 1)
         to_body, to_heads = hypernetwork_gradient(*_rows(clients, ids), g)
         self._optimizer.ascend(body, to_body, ids)
         self._optimizer.ascend(heads, to_heads, head_rows(ids, len(got.names)).flatten())
-        received = got.fill({key: rows[ids] for key, rows in theta.items()}) if self.retain else got.layers
         for key, rows in theta.items():
             rows.index_copy_(0, ids, received[key] + delta[key])
         return clients
@@ -217,7 +228,7 @@ class PFedLA(Hypernetworks[Clients]):
     def attract(self, state: Clients, client: int, downhill: Layers, step: float, *, by_layer: bool) -> Clients:
         """Raise the logits of clients whose layers lie downhill, the highest by `step` more than the mean."""
         names = _names(state.theta)
-        g = centred(inner_products({name: downhill[name] for name in names}, state.theta, names))[0]  # (L, N)
+        g = centred(inner_products(downhill, state.theta, names), bounds(downhill, state.theta, names))[0]  # (L, N)
         most = g.abs().amax(-1, keepdim=True) if by_layer else g.abs().max()
         rows = head_rows(torch.tensor([client]), len(names)).flatten()
         state.heads.value["bias"][rows] += (step * g / most).nan_to_num(0).to(state.heads.value["bias"])

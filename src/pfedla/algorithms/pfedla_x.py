@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pfedla.algorithm import Algorithm, State
-from pfedla.algorithms.pfedla import Product, aggregate, centred, inner_products
+from pfedla.algorithms.pfedla import Product, aggregate, bounds, centred, inner_products
 from pfedla.layers import STATS, Layers, bank, change, kind_of, layer_of
 from pfedla.settings import Count, NonNegative, Range
 from pfedla.storage import zeros
@@ -90,13 +90,14 @@ def weights_of_others(z: Tensor, among: Tensor) -> Tensor:
     return z.masked_fill(~among, -torch.inf).softmax(-1).masked_fill(~among, 0)
 
 
-def climbed(z: Tensor, g: Tensor, path: Tensor, among: Tensor, eta: float) -> Tensor:
+def climbed(z: Tensor, g: Tensor, bound: Tensor, path: Tensor, among: Tensor, eta: float) -> Tensor:
     """Return z_ij^l + η <Δ_i^l, θ_j^l> / (lr x local steps) of the teachers j, less their mean: `(n, L, C)`.
 
-    `g` are the inner products; the mean moves no softmax, and a difference that is rounding becomes 0.
+    `g` are the inner products, and `bound (n, L)` is what they can be at most; the mean moves no softmax, and a
+    difference that is rounding becomes 0.
     """
     mean = (g * among).sum(-1, keepdim=True) / among.sum(-1, keepdim=True).clamp(min=1)
-    rise = centred(torch.where(among, g, mean)).masked_fill(~among, 0)
+    rise = centred(torch.where(among, g, mean), bound).masked_fill(~among, 0)
     return z + eta * rise / path.to(g).view(-1, 1, 1)
 
 
@@ -146,10 +147,14 @@ class Judged(Algorithm[State]):
         sent = torch.full(q.shape[:2], len(members.trained) > 1)
         return Payload.of(aggregate(q, members.theta, names, mix), sent, names)
 
-    def take(self, members: Members, ids: Tensor, got: Payload, upload: Payload) -> None:
+    def received(self, members: Members, ids: Tensor, got: Payload) -> Layers:
+        """Return m_i as the clients have it: who is alone has its own model."""
+        return got.fill({key: rows[ids] for key, rows in members.theta.items()})
+
+    def take(self, members: Members, ids: Tensor, m: Layers, upload: Payload) -> None:
         """Take what the clients trained, begun + Δ, and their shares, in place."""
         own = {key: rows[ids] for key, rows in members.theta.items()}
-        begun = between(upload.values["start"], got.fill(own), own, got.names)
+        begun = between(upload.values["start"], m, own, _names(members.theta))
         for key, rows in members.theta.items():
             rows.index_copy_(0, ids, begun[key] + upload.layers[key])
         members.trained[ids] = True
@@ -228,8 +233,10 @@ class PFedLAX(Judged[Others]):
     def update(self, state: Others, ids: Tensor, got: Payload, upload: Payload) -> Others:
         """Climb z by the previous round's θ; then take what the clients trained."""
         g = inner_products(upload.layers, state.members.theta, got.names).to(state.z)  # (n, L, N)
-        state.z[ids] = climbed(state.z[ids], g, upload.values["path"], all_teachers(state.members, ids), self.eta)
-        self.take(state.members, ids, got, upload)
+        m, among = self.received(state.members, ids, got), all_teachers(state.members, ids)
+        bound = bounds(upload.layers, m, got.names)
+        state.z[ids] = climbed(state.z[ids], g, bound, upload.values["path"], among, self.eta)
+        self.take(state.members, ids, m, upload)
         return state
 
     def admit(self, state: Others, rng: torch.Generator) -> Others:  # noqa: ARG002
@@ -251,8 +258,11 @@ class PFedLAX(Judged[Others]):
         """
         if not by_layer:
             names, ids = _names(state.members.theta), torch.tensor([client])
-            g = inner_products({name: downhill[name] for name in names}, state.members.theta, names).to(state.z)
-            rise = climbed(torch.zeros_like(g), g, torch.ones(1), all_teachers(state.members, ids), 1.0)  # (1, L, N)
+            theta, among = state.members.theta, all_teachers(state.members, ids)
+            g = inner_products(downhill, theta, names).to(state.z)
+            rise = climbed(
+                torch.zeros_like(g), g, bounds(downhill, theta, names), torch.ones(1), among, 1.0
+            )  # (1, L, N)
             state.z[ids] += (step * rise / rise.abs().max()).nan_to_num(0)
         return state
 

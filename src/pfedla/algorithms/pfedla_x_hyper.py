@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pfedla.algorithms.hypernetwork import draw_hypernetworks, hypernetwork, hypernetwork_gradient
-from pfedla.algorithms.pfedla import head_rows, inner_products
+from pfedla.algorithms.pfedla import bounds, head_rows, inner_products
 from pfedla.algorithms.pfedla_x import Judged, Members, all_teachers, climbed
 from pfedla.layers import Layers, kind_of
 from pfedla.optimizer import Optimizer, Rows, TrainState
@@ -56,11 +56,13 @@ class PFedLAXHyper(Judged[HyperOthers]):
     def update(self, state: HyperOthers, ids: Tensor, got: Payload, upload: Payload) -> HyperOthers:
         """Eqs. 10-11 by the previous round's θ; then take what the clients trained."""
         g = inner_products(upload.layers, state.members.theta, got.names).to(state.members.start)  # (n, L, N)
-        g = climbed(torch.zeros_like(g), g, upload.values["path"], all_teachers(state.members, ids), 1.0)
+        m, among = self.received(state.members, ids, got), all_teachers(state.members, ids)
+        bound = bounds(upload.layers, m, got.names)
+        g = climbed(torch.zeros_like(g), g, bound, upload.values["path"], among, 1.0)
         to_body, to_heads = hypernetwork_gradient(*_rows(state, ids), g)
         self._optimizer.ascend(state.body, to_body, ids)
         self._optimizer.ascend(state.heads, to_heads, head_rows(ids, len(got.names)).flatten())
-        self.take(state.members, ids, got, upload)
+        self.take(state.members, ids, m, upload)
         return state
 
     def diagnostics(self, state: HyperOthers) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pfedla.algorithms.pfedla import inner_products
+from pfedla.algorithms.pfedla import bounds, inner_products
 from pfedla.algorithms.pfedla_peers import (
     Peers,
     candidates_inner,
@@ -82,11 +82,13 @@ class PFedLAXPeers(Judged[FewOthers]):
         (candidates, among), delta = _among(state, ids), upload.layers
         inner = partial(candidates_inner, candidates=candidates)
         g = inner_products(delta, state.members.theta, got.names, inner).to(state.z)  # (n, L, m + 1)
-        z = climbed(state.z[ids], g, upload.values["path"], among, self.eta)
+        m = self.received(state.members, ids, got)
+        bound = bounds(delta, m, got.names)
+        z = climbed(state.z[ids], g, bound, upload.values["path"], among, self.eta)
         chosen = refresh(state.peers, ids, candidates, delta, got.names, self.refresh)  # (n, m + 1)
         state.z[ids] = renewed(z, chosen != candidates, among)
         state.peers.candidates[ids] = chosen
-        self.take(state.members, ids, got, upload)
+        self.take(state.members, ids, m, upload)
         return state
 
     def diagnostics(self, state: FewOthers) -> dict[str, Tensor]:
