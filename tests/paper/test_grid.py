@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pfedla.algorithms import HeurPFedLA, Local, PFedLA
+from pfedla.comparison import parse_variant
+from pfedla.config import Experiment, merge, read_tables
 from pfedla.data.datasets import DATASETS, DEFAULT_DATASET
 from pfedla.data.partition import partition
 from pfedla.errors import ConfigError, DataError
@@ -34,6 +37,17 @@ from pfedla.paper.grid import (
 ROOT = Path(__file__).parents[2]
 COLUMNS = list({column: None for item in ITEMS.values() for column in item.columns})
 FILES = {path.stem for path in (ROOT / "experiments" / "paper").glob("*.toml")}
+
+
+@pytest.mark.parametrize("name", sorted(FILES - {"fig1"}))
+def test_files_take_the_printed_step_and_other_methods_their_own(name: str) -> None:
+    """Eqs. 10-11 without a rate: a plain step of size 1."""
+    path = ROOT / "experiments" / "paper" / f"{name}.toml"
+    assert Experiment.load(path).algorithm == PFedLA(hyper_optimizer="sgd", hyper_lr=1.0)
+    for spec, method in (("local", Local()), ("heurpfedla", HeurPFedLA()), ("pfedla,retain=2", None)):
+        tables = merge(read_tables(path), parse_variant(spec).changes)
+        expected = method or PFedLA(hyper_optimizer="sgd", hyper_lr=1.0, retain=2)
+        assert Experiment.from_tables(tables).algorithm == expected
 
 
 def test_there_is_a_file_for_every_column_and_no_other() -> None:
