@@ -137,7 +137,7 @@ def test_what_has_no_value_is_a_dash_and_never_the_best() -> None:
 
 def test_every_value_can_be_shown() -> None:
     found = [overview({"one": [errors(0.5, 0.75, "x")]}, [value]).splitlines()[2] for value in VALUES]
-    expected = ("0.5", "-", "-", "-", "0.01", "0.75", "0.5", "1.0", "2.0", "1.0")
+    expected = ("0.5", "-", "-", "-", "0.01", "0.75", "0.5", "-", "1.0", "2.0", "1.0")
     assert found == [f"| `x` | {text} |" for text in expected]
     all_at_once = overview({"one": [errors(0.5, 0.75, "x")]}, VALUES).splitlines()
     assert all_at_once[0] == f"| method | rmse | {' | '.join(VALUES[1:])} |"
@@ -175,6 +175,14 @@ def test_what_the_class_prior_explains_stands_beside_the_headline() -> None:
     found = {"one": [{**run, "label": label} for label, (run,) in runs]}
     assert overview(found, ["class-prior"]).splitlines()[2:] == ["| `shared` | 62.50 |", "| `own` | - |"]
     assert overview(found, ["known-classes"]).splitlines()[2] == "| `shared` | 56.25 |"
+
+
+def test_of_losses_the_smaller_one_is_the_better() -> None:
+    runs = [("one", summary(0.5, 1) | {"loss_mean": 1.25}), ("other", summary(0.5, 1) | {"loss_mean": 0.75})]
+    found = {"some": [{**run, "label": label} for label, run in runs]}
+    assert overview(found, ["loss"]).splitlines()[2:] == ["| `one` | 1.250 |", "| `other` | **0.750** |"]
+    assert "+0.5" in overview(found, ["loss"], against="other")
+    assert "loss" not in "".join(printed([(label, [run]) for label, run in runs]))
 
 
 def test_a_table_says_what_models_were_scored_on() -> None:

@@ -22,7 +22,7 @@ Cells = dict[str, dict[str, dict[int, float]]]  # method -> comparison -> seed -
 
 VALUES = (
     *("headline", "weighted", "class-prior", "known-classes", "spread", "worst", "after-training"),
-    *("mb-down", "mb-up", "seconds"),
+    *("loss", "mb-down", "mb-up", "seconds"),
 )
 
 
@@ -74,6 +74,7 @@ def _columns(summaries: Sequence[Summary]) -> dict[str, _Column]:
         _Column("±\nclients", f"{name}_std", form),
         _Column("worst\nclient", f"{name}_worst", form, up),
         _Column("after\ntraining", f"{name}_after_training", form, up),
+        _Column("loss", "loss_mean", lambda value: f"{value:.3f}", -1),
         _Column("MB\ndown", "bytes_down", _megabytes, -1, traffic=True),
         _Column("MB\nup", "bytes_up", _megabytes, -1, traffic=True),
         _Column("time\ns", "seconds", lambda value: f"{value:.1f}"),
@@ -166,7 +167,7 @@ def comparison_table(runs: Sequence[tuple[str, Sequence[Summary]]], title: str |
     mean, weighted = columns["headline"], columns["weighted"]
     known = [summary for summary in every if not math.isnan(weighted.value(summary))]
     alike = all(mean.form(mean.value(one)) == mean.form(weighted.value(one)) for one in known)
-    left_out = {"known-classes", *(["class-prior"] if plain else ()), *(["weighted"] if alike else ())}
+    left_out = {"known-classes", "loss", *(["class-prior"] if plain else ()), *(["weighted"] if alike else ())}
     kinds = [kind for value, kind in columns.items() if value not in left_out]
     seeds = max((len(summaries) for _, summaries in runs), default=0)
     caption = _caption(runs, seeds, not alike)
