@@ -253,6 +253,23 @@ def test_what_the_page_says_of_both_ends_with_differing_inputs() -> None:
     says("docs/where-clients-differ.md", "in one seed of three it is larger in `fc3` than in `conv1`")
 
 
+def test_what_the_page_says_of_curvature() -> None:
+    """Of Per-FedAvg, α = 0.01 first, then 0.001: {round: largest curvature, accuracy before the step, after it}."""
+    tables = (ROOT / "results" / "curvature.md").read_text().split("| round |")[1:]
+    first, second = (
+        {int(row[1]): (row[3].strip(), row[4].strip(), row[5].strip()) for row in (line.split("|") for line in some)}
+        for some in ([line for line in table.splitlines() if re.match(r"\| \d", line)] for table in tables)
+    )
+    largest = [first[t][0] for t in (12, 16, 20)]
+    page = "docs/algorithms.md"
+    says(page, "clients is {} after 12 rounds, {} after 16 and {} after 20".format(*largest))
+    scores = [score for t in (12, 16, 20, 40) for score in first[t][1:]]
+    text = "is {} and {} after 12 rounds, {} and {} after 16, {} and {} after 20, {} and {} after 40."
+    says(page, text.format(*scores))
+    most, before, after = second[20]
+    says(page, f"after 20 rounds {before} and {after}, with a largest curvature of {most}.")
+
+
 def test_what_the_pages_say_of_other_versions() -> None:
     before = mean("methods-cifar10-non-iid-2", "fedfomo") - mean("methods-cifar10-non-iid-2", "local")
     says("docs/algorithms.md", f"in the fourth an earlier version was {before:.1f} above it")
