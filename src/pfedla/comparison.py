@@ -25,6 +25,7 @@ __all__ = [
     "Variant",
     "carry_out",
     "changed",
+    "check_place",
     "collect",
     "collected",
     "compare",
@@ -228,13 +229,18 @@ def _writing(file: Path) -> Iterator[None]:
 def _check_places(out: Path, results: Path | None) -> None:
     """Find out before any work whether figures can be written; nothing is left behind."""
     for file in (out / COMPARISON, *([results] if results else [])):
-        try:
-            if file.is_dir():
-                raise RunError(f"cannot write {file}: it is a folder")
-            with tempfile.TemporaryFile(dir=next(folder for folder in file.absolute().parents if folder.exists())):
-                pass
-        except OSError as error:
-            raise RunError(f"cannot write {file}: {error.strerror}") from None
+        check_place(file)
+
+
+def check_place(file: Path) -> None:
+    """Find out whether a file can be written; nothing is left behind."""
+    try:
+        if file.is_dir():
+            raise RunError(f"cannot write {file}: it is a folder")
+        with tempfile.TemporaryFile(dir=next(folder for folder in file.absolute().parents if folder.exists())):
+            pass
+    except OSError as error:
+        raise RunError(f"cannot write {file}: {error.strerror}") from None
 
 
 def _lines(summaries: Iterable[dict[str, Any]]) -> str:

@@ -24,15 +24,15 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
 
 @pytest.fixture
 def put(places: Places) -> Put:
-    """Return what adds a cell with some accuracy, as if it had been run."""
+    """Return what adds a cell with some accuracy, as if it had been run; what is given as None is left out."""
 
     def add(cell: Cell, accuracy: float, **more: Any) -> None:
         settings = json.loads(json.dumps(experiment_of(cell, places.scale).decisive()))
         summary = {"label": cell.method.variant.label, "seed": cell.seed, "settings": settings, "commit": "abc"}
         figures: dict[str, Any] = {"accuracy_mean": accuracy, "accuracy_class_prior": accuracy + 0.01, "seconds": 1.0}
         figures |= {"bytes_down": 2_000_000, "bytes_up": 3_000_000, "rounds": settings["schedule"]["rounds"]}
-        if cell.column.name.startswith("fig"):  # or it would count as added by hand, with nothing to draw
-            figures["curve"] = [[figures["rounds"]], [accuracy], [accuracy]]
-        collect(places.file(cell.column.name), [{**summary, **figures, **more}])
+        figures["curve"] = [[figures["rounds"]], [accuracy], [accuracy]]  # or it would count as added by hand
+        every = {**summary, **figures, **more}
+        collect(places.file(cell.column.name), [{key: value for key, value in every.items() if value is not None}])
 
     return add

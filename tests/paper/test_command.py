@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from pfedla.paper import command
+
 SMOKE = ("--scale", "smoke", "--dataset", "emnist", "--workers", "0")
 
 
@@ -64,6 +66,25 @@ def test_mistakes_end_in_one_line(pfedla: Any) -> None:
         assert code == 2
         assert said in " ".join(err.split())
         assert len(err.strip().splitlines()) == 1
+
+
+def test_where_results_cannot_be_written_nothing_is_run(pfedla: Any, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    code, out, err = pfedla("paper", "table1", *SMOKE, "-a", "local", "--results", "taken/below")
+    assert code == 1
+    assert "cannot write taken/below" in err
+    assert "done" not in out + err
+    assert not Path("runs").exists()
+
+
+def test_who_stops_what_is_run_anew_is_told_how_to_go_on(pfedla: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "run_all", stopped)
+    words = ("paper", "table1", *SMOKE, "-a", "local")
+    assert "Give the same command again to resume" in pfedla(*words)[2]
+    assert "Give the same command again without --overwrite" in pfedla(*words, "--overwrite")[2]
 
 
 def test_what_an_item_lacks_is_said(pfedla: Any) -> None:

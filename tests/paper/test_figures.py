@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from pfedla.paper.drawings import drawings_of, in_percent, save
-from pfedla.paper.figures import falls_with_distance, order_holds, periods, roles_of, sheets_of
+from pfedla.paper.figures import by_chance, falls_with_distance, order_holds, periods, roles_of, sheets_of
 from pfedla.paper.grid import ADAM, ITEMS, LITERAL, SIMILARITY, Cell, Wanted, cells_of, columns_of
 from pfedla.paper.retained import layer_sizes
 from pfedla.paper.runs import Places, left
@@ -116,6 +117,42 @@ def test_what_was_added_by_hand_is_missing_from_a_figure(places: Places, put: Pu
     path.write_text(json.dumps([{key: run[key] for key in run if key != "curve"} for run in held]))
     assert sheets_of(ITEMS["fig1"], places, wanted) == []
     assert left(places, cells) == cells
+
+
+def test_weights_added_by_hand_are_missing_from_figures_of_a_tables_column(places: Places, put: Put) -> None:
+    cells = [cell for cell in cells_of([ITEMS["fig7"]], Wanted()) if cell.method == LITERAL]
+    for cell in cells:
+        put(cell, 0.5, curve=None)
+    assert left(places, cells) == cells
+    (one,) = (cell for cell in cells_of([ITEMS["table1"]], Wanted(clients=(10,), algorithms=("local",)))[:1])
+    put(one, 0.5, curve=None)  # of which no figure needs more
+    assert left(places, [one]) == []
+
+
+def test_chance_is_that_of_clients_in_any_order() -> None:
+    """Of four clients all 24 orders can be tried."""
+    rng = np.random.default_rng(1)
+    weights = [rng.random((4, 4)) for _ in range(2)]
+    every = []
+    for order in permutations(range(4)):
+        found = [falls_with_distance(some[np.ix_(order, order)]) for some in weights]
+        every.append(np.mean([x for x in found if x is not None]))
+    for share in (0.05, 0.5):
+        assert by_chance(weights, share, 20_000) == pytest.approx(float(np.quantile(every, share)), abs=0.04)
+    assert by_chance([near_is_more(8, 1, 0.5)[:, 0]]) > -0.6  # so that a fall with distance is seen to be one
+
+
+def test_all_words_of_a_figure_are_on_it(places: Places, drawn: Wanted) -> None:
+    for name in ("fig1", "fig5", "fig6", "fig7"):
+        for drawing in drawings_of(ITEMS[name], places, drawn):
+            canvas = drawing.canvas
+            canvas.draw_without_rendering()
+            assert len(canvas.texts) == 2  # above and below
+            for text in canvas.texts:
+                box = text.get_window_extent()
+                assert box.x0 >= 0, text.get_text()
+                assert box.x1 <= canvas.bbox.x1, text.get_text()
+            assert "scale laptop" in canvas.get_supxlabel().lower()
 
 
 def test_nothing_measured_is_nothing_shown(places: Places) -> None:

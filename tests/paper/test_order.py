@@ -63,7 +63,7 @@ def test_ranks_after_60_200_and_600_rounds(places: Places, put: Callable[..., No
         more = {"layers": ["conv", "fc"], "own": own} if name == "pFedLA" else {}
         put(Cell(COLUMN, ROWS[name], 0), values[600], curve=curve(values), **more)
     put(Cell(COLUMN, ROWS["pFedLA"], 1), 0.6, curve=curve({60: 0.57, 200: 0.61, 600: 0.62}))
-    put(Cell(COLUMN, ROWS["FedRep"], 0), 0.9)  # added by hand: without a curve
+    put(Cell(COLUMN, ROWS["FedRep"], 0), 0.9, curve=None)  # added by hand
     (sheet,) = order_by_rounds(ROUNDS, places, WANTED)
     assert [cell.text for cell in sheet.rows[2]] == ["pFedLA", "55.00 (2)", "61.00 (1)", "61.00 (1)"]  # seed 0
     assert [cell.text for cell in sheet.rows[0]] == ["Local", "58.00 (1)", "59.00 (3)", "60.00 (2)"]

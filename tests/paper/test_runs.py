@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -65,6 +65,38 @@ def test_a_finished_cell_outlives_its_run_and_is_never_run_again(
     monkeypatch.setattr(runs, "carry_out", None)  # it would be called
     with pytest.raises(TypeError):
         run_cell(smoke, cells[0])
+
+
+def test_own_weights_are_kept_of_many_clients_and_weights_among_them_are_not() -> None:
+    alpha = np.random.default_rng(0).random((2, 12, 3, 12)).astype(np.float32)
+    found = {"alpha": alpha, "round": np.array([1, 2]), "layers": np.array(["a", "b", "c"])}
+    kept = runs.kept_of(Record([], found), over_time=False)  # type: ignore[arg-type]
+    assert "alpha" not in kept
+    rounds, own = kept["own"]
+    assert rounds == [1, 2]
+    expected = [[np.mean([alpha[t, i, place, i] for i in range(12)]) for place in range(3)] for t in range(2)]
+    np.testing.assert_allclose(own, expected, atol=1e-5)
+
+
+class Record(NamedTuple):
+    """What `kept_of` reads of a record."""
+
+    lines: list[Any]
+    arrays: dict[str, np.ndarray]
+
+    def history(self) -> list[Any]:
+        return self.lines
+
+    def diagnostics(self) -> dict[str, np.ndarray]:
+        return self.arrays
+
+
+def test_a_damaged_cell_is_named(places: Places, put: Callable[..., None]) -> None:
+    put(LOCAL, 0.5, accuracy_mean=None, bytes_up=None)
+    with pytest.raises(
+        RunError, match=r"json is damaged: Local on .*, seed 0 is there without accuracy_mean, bytes_up"
+    ):
+        finished(places, LOCAL)
 
 
 def test_changes_of_the_retained_set_are_counted_client_by_client() -> None:

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
+from pfedla.comparison import check_place
 from pfedla.errors import ConfigError, RunError, unknown_name
 from pfedla.paper.drawings import drawings_of, save
 from pfedla.paper.figures import sheets_of
@@ -204,6 +205,8 @@ def _run(places: Places, items: Sequence[Item], wanted: Wanted, jobs: int, overw
     """Run what is not finished; return why cells failed."""
     cells = cells_of(items, wanted)
     to_do = left(places, cells, overwrite=overwrite)
+    for name in dict.fromkeys(cell.column.name for cell in to_do):
+        check_place(places.file(name))
     console = Console(stderr=True, quiet=quiet)
     console.print(
         f"scale {places.scale}: {len(cells)} cells, {len(cells) - len(to_do)} finished", highlight=False, soft_wrap=True
@@ -213,7 +216,8 @@ def _run(places: Places, items: Sequence[Item], wanted: Wanted, jobs: int, overw
             tell = lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)  # noqa: E731
             return run_all(places, to_do, jobs=jobs, overwrite=overwrite, report=progress, tell=tell)
     except KeyboardInterrupt:
-        console.print("stopped. Give the same command again to resume")
+        again = "without --overwrite, which would run everything anew, to resume" if overwrite else "to resume"
+        console.print(f"stopped. Give the same command again {again}", soft_wrap=True)
         raise
 
 

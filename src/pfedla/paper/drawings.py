@@ -158,7 +158,7 @@ def _draw_evolution(places: Places, column: Column, method: Method, cell: Summar
     layers = cell["layers"]
     across = 4 if len(layers) > 5 else 3
     down = -(-(len(layers) + 1) // across)
-    below = "Weights of client 0 for clients by what they hold, on a square-root scale. "
+    below = "Weights of client 0 for clients by what they hold, on a square-root scale.\n"
     below += f"{heading(places, column, 1)}, scale {places.scale}"
     title = f"{column.place.dataset}, {method.name}: from whom the target client learns"
     canvas = _canvas(0.7 + 1.6 * down, title, below)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 
-from pfedla.paper.counting import spearman
+from pfedla.paper.counting import ranks, spearman
 from pfedla.paper.grid import SIMILARITY, Column, Item, Method, Wanted, columns_of, methods_of
 from pfedla.paper.measured import heading, measured_by, missing, with_notes
 from pfedla.paper.runs import Places, Summary, in_common, own_weights, summaries_of
@@ -18,6 +19,7 @@ __all__ = [
     "LARGEST",
     "PERIODS",
     "ROLES",
+    "by_chance",
     "falls_with_distance",
     "measured",
     "order_holds",
@@ -124,23 +126,28 @@ def _evolution_sheet(places: Places, column: Column, method: Method, found: dict
 def _distance_sheet(places: Places, column: Column, method: Method, found: dict[str, list[Summary]]) -> Sheet:
     cells = found[method.name]
     layers = cells[0]["layers"]
-    rows, records = [], []
+    rows, records = [], list[dict[str, Any]]()
     for place, layer in enumerate(layers):
         weights = [np.asarray(cell["alpha"])[:, place] for cell in cells]  # seeds of (clients, clients)
         found_here = [falls_with_distance(some) for some in weights]
-        known = [x for x in found_here if x is not None]
-        rho = fmean(known) if known else None
+        correlated = [x for x in found_here if x is not None]
+        rho, chance = (fmean(correlated), by_chance(weights)) if len(correlated) == len(weights) else (None, None)
         largest = fmean(float((some.argmax(1) == np.arange(len(some))).mean()) for some in weights)
         own = fmean(float(np.diag(some).mean()) for some in weights)
-        shown = f"{rho:+.2f}" if rho is not None else "-"
-        rows.append((Figure(layer), Figure(shown), Figure(f"{own:.3f}"), Figure(f"{largest:.0%}")))
+        shown = [f"{x:+.2f}" if x is not None else "-" for x in (rho, chance)]
+        rows.append((Figure(layer), *map(Figure, shown), Figure(f"{own:.3f}"), Figure(f"{largest:.0%}")))
         record = {"item": "fig6", "scale": places.scale, "dataset": column.place.dataset, "method": method.name}
-        records.append({**record, "layer": layer, "spearman": rho, "own": own, "own_is_largest": largest})
-    down = [record["spearman"] for record in records if record["spearman"] is not None]
+        figures = {"spearman": rho, "by_chance": chance, "own": own, "own_is_largest": largest}
+        records.append({**record, "layer": layer, **figures})
+    known = [record for record in records if record["spearman"] is not None]
+    falls = sum(record["spearman"] < 0 for record in known)
+    clearly = [record["layer"] for record in known if record["spearman"] < min(record["by_chance"], 0)]
     claim = "Weight falls with the difference between the clients' numbers (negative rank correlation) in "
-    claim += f"{sum(x < 0 for x in down)} of {len(layers)} layers."
+    claim += f"{falls} of {len(layers)} layers; lower than for 95 % of random orders of the clients in {len(clearly)}"
+    claim += f": {', '.join(clearly)}." if clearly else "."
     title = f"Figure 6, {column.place.dataset}, {method.name} ({heading(places, column, len(cells))}), "
-    head = ("layer", "Spearman of weight and distance, own left out", "own weight", "own is largest (clients)")
+    rank = "Spearman of weight and distance, own left out"
+    head = ("layer", rank, "5 % of random orders are below", "own weight", "own is largest (clients)")
     return Sheet(title + f"scale {places.scale}", head, tuple(rows), (claim, _commits(found)), tuple(records))
 
 
@@ -148,6 +155,23 @@ def falls_with_distance(weights: np.ndarray) -> float | None:
     """Return the rank correlation of `weights (N, N)` for others and the difference between their numbers."""
     i, j = np.nonzero(~np.eye(len(weights), dtype=bool))
     return spearman(weights[i, j].tolist(), np.abs(i - j).tolist())
+
+
+def by_chance(weights: Sequence[np.ndarray], share: float = 0.05, orders: int = 2000) -> float:
+    """Return what `falls_with_distance`, its mean over seeds, is below for this share of random orders of clients."""
+    n = len(weights[0])
+    others = ~np.eye(n, dtype=bool)
+
+    def centred(values: np.ndarray) -> np.ndarray:
+        """Return ranks of the values off the diagonal, of mean 0 and length 1, in their places; 0 on the diagonal."""
+        placed, found = np.zeros((n, n)), ranks(values[others].tolist())
+        placed[others] = (found - found.mean()) / np.linalg.norm(found - found.mean())
+        return placed
+
+    distance = centred(np.abs(np.subtract.outer(np.arange(n), np.arange(n))))
+    mean, rng = np.mean([centred(some) for some in weights], axis=0), np.random.default_rng(0)
+    drawn = [rng.permutation(n) for _ in range(orders)]
+    return float(np.quantile([(mean * distance[np.ix_(order, order)]).sum() for order in drawn], share))
 
 
 def _layers_sheet(places: Places, column: Column, method: Method, found: dict[str, list[Summary]]) -> Sheet:

@@ -41,8 +41,9 @@ __all__ = [
 Summary = dict[str, Any]
 Report = Callable[[Cell, int], None]  # a cell, and the rounds it has done
 
+WITH_WEIGHTS = ("pfedla", "heurpfedla", "similarity-layer", "similarity-model")
 RESULTS = Path("results/paper")  # where figures are collected unless another folder is named
-MOST_CLIENTS, MOST_RECORDS, DIGITS = 10, 40, 5  # of the weights that are kept
+MOST_CLIENTS, MOST_RECORDS, DIGITS = 10, 40, 5  # of the weights among clients that are kept
 
 
 class Places(NamedTuple):
@@ -63,8 +64,13 @@ class Places(NamedTuple):
 
 
 def finished(places: Places, cell: Cell) -> Summary | None:
-    """Return a finished cell's figures; refuse those of other settings."""
+    """Return a finished cell's figures; refuse those of other settings.
+
+    What `pfedla compare` added of a method with weights has none of them, which figures and Table 3 need.
+    """
     known = _held(places, cell.column).get((cell.method.variant.label, cell.seed))
+    if known and "curve" not in known and cell.method.algorithm in WITH_WEIGHTS:
+        return None
     return _checked(places, cell, known) if known else None
 
 
@@ -94,6 +100,9 @@ def _held(places: Places, column: Column) -> dict[tuple[str, int], Summary]:
 
 
 def _checked(places: Places, cell: Cell, known: Summary) -> Summary:
+    if absent := [key for key in ("accuracy_mean", "rounds", "bytes_down", "bytes_up") if known.get(key) is None]:
+        file = places.file(cell.column.name)
+        raise RunError(f"{file} is damaged: {_words(cell)} is there without {', '.join(absent)}")
     if differing := changed(known, experiment_of(cell, places.scale)):
         why = measured_otherwise(places.file(cell.column.name), known, differing)
         raise RunError(f"{why}: choose another folder of results, or overwrite it")
@@ -128,9 +137,10 @@ def kept_of(record: RunRecord, *, over_time: bool) -> Summary:
         left_out = lines["down"] == 0  # (downloads, layers)
         kept["retained"] = _rounded(left_out.mean(0))
         kept["retained_changes"] = _rounded(_changes(left_out, lines["client"]))
+    if "alpha" in found:
+        kept["own"] = [found[ROUND].tolist(), _rounded(own_weights(found["alpha"]).mean(-1))]
     if "alpha" in found and found["alpha"].shape[1] <= MOST_CLIENTS:
         kept["alpha"] = _rounded(found["alpha"][-1])
-        kept["own"] = [found[ROUND].tolist(), _rounded(own_weights(found["alpha"]).mean(-1))]
         if over_time:
             some = np.unique(np.linspace(0, len(found[ROUND]) - 1, MOST_RECORDS).round().astype(int))
             kept["alpha_over_time"] = [found[ROUND][some].tolist(), _rounded(found["alpha"][some, 0])]
@@ -184,6 +194,7 @@ def run_all(
     failed: dict[str, list[Cell]] = {}
 
     def fail(cell: Cell, why: str) -> None:
+        why = why.replace("choose another folder (out)", "choose another folder of runs (--runs)")
         failed.setdefault(why, []).append(cell)
         tell(f"{_words(cell)} is left out: {why}")
 

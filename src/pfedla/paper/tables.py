@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pfedla.paper.counting import Spread, count_first, spearman
-from pfedla.paper.grid import ITEMS, METHODS, Column, Item, Wanted, columns_of, rows_of
+from pfedla.paper.grid import ITEMS, METHODS, Column, Item, Wanted, columns_of, methods_of, rows_of
 from pfedla.paper.measured import (
     MISSING,
     Entry,
@@ -23,7 +23,7 @@ from pfedla.paper.measured import (
     with_notes,
 )
 from pfedla.paper.printed import TABLE1, TABLE2, Printed
-from pfedla.paper.runs import Places, Summary, in_common, own_weights, summaries_of
+from pfedla.paper.runs import Places, Summary, in_common, summaries_of
 from pfedla.paper.sheets import Figure, Group, Sheet
 
 __all__ = ["table_of_methods"]
@@ -51,10 +51,7 @@ def table_of_methods(item: Item, places: Places, wanted: Wanted) -> list[Sheet]:
     by_dataset: dict[str, list[Column]] = {}
     for column in columns_of(item, wanted):
         by_dataset.setdefault(column.place.dataset, []).append(column)
-    shown = {
-        column: [m for m in rows_of(column, places.scale) if not wanted.algorithms or m.algorithm in wanted.algorithms]
-        for column in columns_of(item, wanted)
-    }
+    shown = {column: methods_of(item, column, wanted) for column in columns_of(item, wanted)}
     sheets, seen, sides, uneven = [], [], list[_Both](), list[str]()
     for dataset, columns in by_dataset.items():
         head, groups = ["method"], list[Group]()
@@ -131,8 +128,9 @@ def _counts(item: Item, sides: Sequence[_Both]) -> list[str]:
         ours_first, ours_near = count_first([_without(side.ours, adam) for side in usable], OURS)
         first, near = count_first([side.theirs for side in usable], OURS)
         lines.append(
-            f"Among the methods measured here: first in {ours_first} of {len(usable)} columns, and first or within one "
-            f"standard deviation in {ours_near} (paper, same columns and methods: {first} and {near})."
+            f"Among the methods measured here, without the rows with Adam: first in {ours_first} of {len(usable)} "
+            f"columns, and first or within one standard deviation in {ours_near} (paper, same columns and methods: "
+            f"{first} and {near})."
         )
         both = [side.ours for side in usable if set(adam) <= side.ours.keys()]
         if both:
@@ -180,10 +178,10 @@ def _lead(mine: Mapping[str, float], others: Mapping[str, float]) -> str:
 
 def _own_weights(cells: Sequence[Summary]) -> dict[str, float]:
     """Return the weights that clients end up giving to themselves, by layer: means over clients and seeds."""
-    known = [cell for cell in cells if "alpha" in cell]
+    known = [cell for cell in cells if "own" in cell]
     if not known:
         return {}
-    own = own_weights(np.array([cell["alpha"] for cell in known])).mean((0, 2))
+    own = np.mean([cell["own"][1][-1] for cell in known], axis=0)
     return dict(zip(known[0]["layers"], own, strict=True))
 
 
