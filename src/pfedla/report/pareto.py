@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from pfedla.errors import ConfigError, unknown_name
 
-__all__ = ["Choice", "Point", "draw_pareto", "everywhere", "frontier", "in_words", "points", "smallest"]
+__all__ = ["Choice", "Point", "draw_pareto", "everywhere", "frontier", "in_words", "points"]
 
 _INK, _FAINT = "#22303c", "#6b7a87"
 _COLOURS = ("#000000", "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999")  # Okabe and Ito
@@ -72,16 +72,13 @@ def frontier(found: Sequence[Point], higher_is_better: bool = True) -> list[Poin
     return best
 
 
-def smallest(found: Sequence[Point], against: str, within: float, higher_is_better: bool = True) -> Point:
-    """Return the point of least traffic whose headline is at most `within` worse than that of the label `against`."""
-    label = everywhere([found], against, within, higher_is_better)[0].label
-    return next(point for point in found if point.label == label)
-
-
 def everywhere(
     comparisons: Sequence[Sequence[Point]], against: str, within: float, higher_is_better: bool = True
 ) -> list[Choice]:
-    """Return what is at most `within` worse than the label `against` in every comparison, the least traffic first."""
+    """Return what is at most `within` worse than the label `against` in every comparison, the least traffic first.
+
+    What was run with fewer seeds than `against` is no choice: it may have been lucky.
+    """
     found = [{point.label: point for point in some} for some in comparisons]
     for known in found:
         if against not in known:
@@ -89,7 +86,7 @@ def everywhere(
     sign = 1 if higher_is_better else -1
     good = []
     for label in found[0]:
-        if all(label in known for known in found):
+        if all(label in known and known[label].seeds >= known[against].seeds for known in found):
             apart = [sign * (known[label].score - known[against].score) for known in found]
             if min(apart) >= -within:
                 megabytes = sum(known[label].megabytes for known in found)
@@ -105,15 +102,18 @@ def draw_pareto(path: Path, comparisons: Mapping[str, Sequence[dict[str, Any]]],
     found = {name: points(summaries) for name, summaries in comparisons.items()}
     every = [point for some in found.values() for point in some]
     codecs, methods = (list(dict.fromkeys(getattr(point, what) for point in every)) for what in ("codec", "method"))
+    (up,) = {summaries[0].get("higher_is_better", True) for summaries in comparisons.values()}
+    chosen = everywhere(list(found.values()), against, within, up)[0].label
     figure = Figure(figsize=(7.2, 5.2), dpi=300, layout="constrained")  # as wide as a page
     panels = figure.subplots(1, len(found), squeeze=False)[0]
     for axis, (name, summaries) in zip(panels, comparisons.items(), strict=True):
-        _panel(axis, found[name], summaries[0], against, within, codecs, methods)
-    title = f"Circled: the least traffic within {within:g} of {against}.  Line: the best with no more traffic"
+        _panel(axis, found[name], summaries[0], against, within, chosen, codecs, methods)
+    where = " in all panels" if len(found) > 1 else ""
+    title = f"Circled: the least traffic within {within:g} of {against}{where}.  Line: the best with no more traffic"
     figure.suptitle(title, fontsize=9, color=_INK, fontweight="bold", x=0.01, ha="left")
     by_codec = [Line2D([], [], marker="o", ls="none", ms=5.5, label=c, **_style(i)) for i, c in enumerate(codecs)]
     by_method = [
-        Line2D([], [], marker=_MARKERS[i % len(_MARKERS)], ls="none", ms=5.5, mfc="none", mec=_INK, label=method)
+        Line2D([], [], marker=_MARKERS[i % len(_MARKERS)], ls="none", ms=5.5, mfc="#d5dbe0", mec=_FAINT, label=method)
         for i, method in enumerate(methods)
     ]
     look: dict[str, Any] = {"frameon": False, "fontsize": 7.5, "labelcolor": _INK, "alignment": "left"}
@@ -132,13 +132,14 @@ def _panel(
     first: dict[str, Any],
     against: str,
     within: float,
+    chosen: str,
     codecs: Sequence[str],
     methods: Sequence[str],
 ) -> None:
-    """Draw the points of one comparison, of which `first` is a run."""
+    """Draw the points of one comparison, of which `first` is a run and `chosen` the label to circle."""
     up, percent = first.get("higher_is_better", True), first.get("percent", True)
-    best, least = frontier(found, up), smallest(found, against, within, up)
-    reference = next(point for point in found if point.label == against)
+    best = frontier(found, up)
+    reference, least = (next(point for point in found if point.label == label) for label in (against, chosen))
     edge = reference.score - within * (1 if up else -1)
     axis.axhspan(*sorted((edge, reference.score)), color="#eef1f3", zorder=0)
     axis.axhline(edge, color=_FAINT, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
