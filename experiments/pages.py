@@ -8,7 +8,8 @@ A table stands in a page between two comments, of which the first is the command
 `pfedla paper NAME --print --results results/paper` stands in a page in the same way, and the table of newcomers as
 `python -m experiments.newcomers --json results/newcomers.json`.
 
-A test runs the same and compares.
+A test runs the same and compares. Pictures of the paper's figures, `docs/images/paper-NAME.png`, are what
+`pfedla paper NAME --print --draw` draws; they are drawn anew, too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import contextlib
 import json
 import re
 import shlex
+import shutil
+import tempfile
 from pathlib import Path
 
 from click.testing import CliRunner
@@ -48,6 +51,20 @@ def printed(command: str) -> str:
     return done.stdout
 
 
+def pictures() -> dict[str, Path]:
+    """Return the pictures of the paper's figures that pages show, by the name that they are drawn under."""
+    return {path.stem.removeprefix("paper-"): path for path in sorted((ROOT / "docs" / "images").glob("paper-*.png"))}
+
+
+def draw() -> None:
+    """Draw the pictures of the paper's figures anew."""
+    with tempfile.TemporaryDirectory() as folder:
+        printed(f"paper fig1 fig5 fig6 fig7 --print --results results/paper --draw {shlex.quote(folder)}")
+        for name, path in pictures().items():
+            shutil.copy(Path(folder) / f"{name}.png", path)
+
+
 if __name__ == "__main__":
     for page in PAGES:
         page.write_text(written(page.read_text()))
+    draw()
