@@ -8,9 +8,11 @@ from pathlib import Path
 from statistics import fmean, geometric_mean, stdev
 from typing import Any
 
+import numpy as np
 import pytest
 
 from experiments import pages
+from pfedla.paper.figures import by_chance, falls_with_distance, order_holds, periods, roles_of
 
 ROOT = Path(__file__).parent.parent
 COLUMNS = ("cifar10-non-iid-1", "cifar10-non-iid-2", "fashion-mnist-non-iid-1", "fashion-mnist-non-iid-2")
@@ -253,6 +255,12 @@ def test_what_the_page_says_of_both_ends_with_differing_inputs() -> None:
     says("docs/where-clients-differ.md", "in one seed of three it is larger in `fc3` than in `conv1`")
 
 
+def test_what_the_page_says_of_folded_batch_norms() -> None:
+    step = STEPS["pFedLA"]
+    folded, apart = (mean(f"{name}-cifar10-non-iid-1", step, seeds=1) for name in ("folded", "seeds"))
+    says("docs/paper.md", f"{folded:.2f} against {apart:.2f} on CIFAR-10, non-IID_1, 60 rounds, the printed step")
+
+
 def test_what_the_page_says_of_curvature() -> None:
     """Of Per-FedAvg, α = 0.01 first, then 0.001: {round: largest curvature, accuracy before the step, after it}."""
     tables = (ROOT / "results" / "curvature.md").read_text().split("| round |")[1:]
@@ -389,6 +397,75 @@ def test_what_the_page_says_agrees_with_the_paper_and_does_not() -> None:
     gains = [paper - mean("central-fashion-mnist", "local") for paper in (89.09, 91.24)]
     says(page, f"gain {gains[0]:.0f} to {gains[1]:.0f} points to reach the paper's")
     says("README.md", f"the step as printed reaches {accuracy(cifar1, 'pFedLA')} after 100 rounds, one seed")
+
+
+FOUR = ("cifar10", "cifar100", "emnist", "fashion-mnist")
+FULL = {"fc1", "fc2", "fc3"}
+
+
+def figure(number: int, dataset: str, step: str) -> dict[str, Any]:
+    (found,) = (row for row in rows(f"paper/fig{number}-{dataset}") if row["label"] == STEPS[step])
+    return found
+
+
+def test_what_the_page_says_of_figure_5() -> None:
+    page = "docs/reproduction.md"
+    holds: dict[str, dict[str, set[str]]] = {"pFedLA": {}, "Adam": {}}
+    for step, by_dataset in holds.items():
+        for dataset in FOUR:
+            run = figure(5, dataset, step)
+            rounds, weights = roles_of(run)
+            late = weights[periods(rounds)[2]].mean(0)
+            by_dataset[dataset] = {
+                layer for layer, some in zip(run["layers"], late, strict=True) if order_holds(some.tolist())
+            }
+            if step == "pFedLA":
+                early = weights[periods(rounds)[0]].mean(0)
+                assert sum(early[:, -1] <= late[:, -1]) == 1  # of the others
+                twin = dict(zip(run["layers"], late[:, 1], strict=True))["fc3"]
+                assert (f"{twin:.2f}" == "0.99") == dataset.startswith("cifar")
+    says(
+        page,
+        "holds in `fc1` on all four data sets, in `fc2` on all but EMNIST, and in `fc3` on EMNIST and FashionMNIST",
+    )
+    assert holds["pFedLA"] == {
+        "cifar10": {"fc1", "fc2"},
+        "cifar100": {"fc1", "fc2"},
+        "emnist": {"fc1", "fc3"},
+        "fashion-mnist": FULL,
+    }
+    says(page, "With Adam the order holds in `fc1` everywhere, and on CIFAR-10 in `bn2` as well")
+    assert all("fc1" in layers for layers in holds["Adam"].values())
+    assert holds["Adam"]["cifar10"] == {"bn2", "fc1"}
+
+
+def test_what_the_page_says_of_figure_6() -> None:
+    for step in ("pFedLA", "Adam"):
+        for dataset in FOUR:
+            run = figure(6, dataset, step)
+            weights = np.asarray(run["alpha"])  # (clients, layers, clients)
+            falls = {
+                layer
+                for place, layer in enumerate(run["layers"])
+                if (falls_with_distance(weights[:, place]) or 0) < by_chance([weights[:, place]])
+            }
+            if step == "pFedLA":
+                assert falls == FULL
+            else:
+                assert falls & FULL == (FULL if dataset.startswith("cifar") else {"fc1", "fc2"})
+    says("docs/reproduction.md", "weight falls with distance in `fc1`, `fc2` and `fc3` on all four data sets")
+    says(
+        "docs/reproduction.md",
+        "With Adam it does so in `fc1` and `fc2` everywhere, and in `fc3` on CIFAR-10 and CIFAR-100",
+    )
+
+
+def test_pictures_of_the_papers_figures_have_names_that_are_drawn() -> None:
+    drawn = {"fig1", "fig6", "fig6-adam", "fig7", "fig7-adam"}
+    drawn |= {f"fig5-{dataset}{step}" for dataset in FOUR for step in ("", "-adam")}
+    assert set(pages.pictures()) <= drawn
+    for name in pages.pictures():
+        says("docs/reproduction.md", f"(images/paper-{name}.png)")
 
 
 def test_what_the_page_says_of_figure_7() -> None:
