@@ -255,6 +255,39 @@ def test_what_the_page_says_of_both_ends_with_differing_inputs() -> None:
     says("docs/where-clients-differ.md", "in one seed of three it is larger in `fc3` than in `conv1`")
 
 
+def test_what_the_page_says_of_the_parts_of_pfedla_x() -> None:
+    page, names = "docs/pfedla-x.md", ("inputs", "labels", "letters", *COLUMNS)
+    hyper = "pfedla.algorithms.pfedla_x_hyper.PFedLAXHyper"
+
+    def apart(label: str) -> dict[str, float]:
+        """Return by how much an arm is above the method, over the seeds that it has, in each column that has it."""
+        found = {}
+        for name in names:
+            file = f"x-{'validation' if name in COLUMNS else 'perceptron'}-{name}"
+            if arm := percent(file, label):
+                base = percent(file, "pfedla-x")[: len(arm)]
+                found[name] = fmean(a - b for a, b in zip(arm, base, strict=True))
+        return found
+
+    even, sgd, adam = apart("pfedla-x,eta=0"), apart(f"{hyper},hyper_optimizer=sgd"), apart(hyper)
+    says(page, f"with groups lose {-even['inputs']:.1f} and {-even['labels']:.1f} points")
+    says(page, f"and the letters {-even['letters']:.1f}.")
+    says(page, f"hypernetworks lose {-sgd['inputs']:.1f} and {-sgd['labels']:.1f} points")
+    for group in ("inputs", "labels"):
+        assert adam[group] == pytest.approx(even[group], abs=0.5)
+    early, late, one = (list(apart(f"pfedla-x,{what}").values()) for what in ("hold=1", "hold=3", "logits=one"))
+    assert (len(early), len(late)) == (5, 7)
+    says(page, f"accuracy is {-max(early):.1f} to {-min(early):.1f} points lower in the five columns measured")
+    says(page, f"Three rounds are level with two, {fmean(late):.1f} better on average over seven columns")
+    says(page, f"`logits=one` loses {-max(one[:3]):.1f} to {-min(one[:3]):.1f} points on the perceptron's federations")
+    none, start = apart("pfedla-x,eta_start=0,eta_serve=0"), apart("pfedla-x,eta_start=0")
+    first = "fashion-mnist-non-iid-1"
+    says(page, f"the letters lose {-none['letters']:.1f} points and FashionMNIST, non-IID_1, {-none[first]:.1f}.")
+    says(page, f"is {fmean(start.values()):.1f} points *better* on average over the seven columns")
+    says(page, f"on FashionMNIST, non-IID_1, it loses {-start[first]:.1f}, and there in both seeds alike")
+    assert apart("pfedla-x,folds=3")[first] < 0 < fmean(apart("pfedla-x,folds=10").values()) < 0.5
+
+
 def test_what_the_page_says_of_folded_batch_norms() -> None:
     step = STEPS["pFedLA"]
     folded, apart = (mean(f"{name}-cifar10-non-iid-1", step, seeds=1) for name in ("folded", "seeds"))
