@@ -259,10 +259,8 @@ class PFedLAX(Judged[Others]):
         if not by_layer:
             names, ids = _names(state.members.theta), torch.tensor([client])
             theta, among = state.members.theta, all_teachers(state.members, ids)
-            g = inner_products(downhill, theta, names).to(state.z)
-            rise = climbed(
-                torch.zeros_like(g), g, bounds(downhill, theta, names), torch.ones(1), among, 1.0
-            )  # (1, L, N)
+            g, bound = inner_products(downhill, theta, names).to(state.z), bounds(downhill, theta, names)
+            rise = climbed(torch.zeros_like(g), g, bound, torch.ones(1), among, 1.0)  # (1, L, N)
             state.z[ids] += (step * rise / rise.abs().max()).nan_to_num(0)
         return state
 
