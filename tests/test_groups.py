@@ -77,3 +77,9 @@ def test_what_has_no_weights_no_groups_or_does_not_go_together_is_refused(compar
     (tmp_path / "mixed.json").write_text(json.dumps(runs))
     with pytest.raises(RunError, match="differ in their layers, rounds or groups"):
         read_groups([tmp_path / "mixed.json"])
+
+
+def test_a_picture_has_a_format_that_there_is(tmp_path: Path, pfedla: Any) -> None:
+    file = Path(__file__).parents[1] / "results" / "where-small-labels.json"
+    code, _, err = pfedla("groups", str(file), "--out", str(tmp_path / "x.foo"))
+    assert (code, "a picture is a .png, .svg or .pdf file" in err) == (2, True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pfedla.algorithm import Algorithm
-from pfedla.algorithms import FedAvg, FedFomo, Local, PFedLA, Scaffold
+from pfedla.algorithms import FedAvg, FedFomo, Local, PFedLA, PFedLAX, Scaffold
 from pfedla.client import Setting
 from pfedla.codec import Codec, Coding
 from pfedla.fleet import Answers, Judge, SimulatedFleet
@@ -22,7 +22,7 @@ from pfedla.pool import InProcess
 from pfedla.record import RunRecord
 from pfedla.training import ClientData, Task
 from pfedla.wire import Payload
-from tests.world import METHODS, outcome_of, same, setting, timeless
+from tests.world import METHODS, outcome_of, same, server_of, setting, task_of, timeless
 
 Change = Callable[[Payload], Payload | None]
 NOTHING: Any = [1, 2]  # that is no tensor
@@ -240,6 +240,27 @@ def test_what_is_only_judged_is_not_remembered() -> None:
     assert (inspector.lengths, inspector.usual, inspector.refused) == ({}, {}, 0)
     assert inspector.inspect(FedAvg(), uploads) == before
     assert inspector.refused == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "strange", "why"),
+    [
+        ("start", 1e6, "start is not from 0 to 1"),
+        ("serve", -0.1, "serve is not from 0 to 1"),
+        ("path", 0.0, "path is not from 1e-12 to 1e+12"),
+        ("path", -1.0, "path is not from 1e-12 to 1e+12"),
+    ],
+)
+def test_values_that_a_method_bounds_are_refused_beyond(name: str, strange: float, why: str) -> None:
+    """A share of a million would carry the sender's model, however small its change is, into everybody's."""
+    made = setting(PFedLAX(), "mlp")
+    own = made.enroll().own
+    sent = made.algorithm.download(server_of(made, 3).state, torch.tensor([0]))
+    _, upload = made.algorithm.train(own, sent, task_of(made, [0]))
+    inspector = Inspector(made.spec)
+    assert not inspector.judge(made.algorithm, {0: upload}).refused
+    bad = upload._replace(values=upload.values | {name: torch.full_like(upload.values[name], strange)})
+    assert inspector.judge(made.algorithm, {0: bad}).refused == {0: why}
 
 
 def test_nothing_sent_is_nothing_to_refuse() -> None:

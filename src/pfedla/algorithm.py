@@ -151,6 +151,11 @@ class Algorithm(Settings, ABC, Generic[State]):
         return ()
 
     @property
+    def value_ranges(self) -> dict[str, tuple[float, float]]:
+        """The least and the most that values in an upload may be, by name; others are refused."""
+        return {}
+
+    @property
     def tells_steps(self) -> bool:
         """Whether uploads may tell how many steps a client took; so does, if nothing else is said, all beside them."""
         return bool(self.uploads_beside)

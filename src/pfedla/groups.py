@@ -11,7 +11,7 @@ from typing import Any
 import click
 import numpy as np
 
-from pfedla.errors import RunError
+from pfedla.errors import ConfigError, RunError
 from pfedla.experiment import load
 from pfedla.record import RunRecord
 from pfedla.report.groups import draw_groups, groups_table, measured
@@ -33,6 +33,8 @@ def groups(runs: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
     """
     found = read_groups(runs)
     if out is not None:
+        if out.suffix.lower() not in (".png", ".svg", ".pdf"):
+            raise ConfigError(f"--out {out}: a picture is a .png, .svg or .pdf file")
         out.parent.mkdir(parents=True, exist_ok=True)
         draw_groups(out, found)
     click.echo(json.dumps(found, indent=1) if as_json else groups_table(found).rstrip())

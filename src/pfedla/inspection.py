@@ -113,6 +113,10 @@ class Inspector:
         for key, rows in [*upload.layers.items(), *upload.values.items()]:
             if rows.is_floating_point() and not torch.isfinite(torch.linalg.vector_norm(rows)):
                 return f"{key} is not finite"
+        for name, (least, most) in algorithm.value_ranges.items():
+            rows = upload.values.get(name, torch.empty(0))
+            if not ((rows >= least) & (rows <= most)).all():
+                return f"{name} is not from {least:g} to {most:g}"
         if EXAMPLES in upload.values:
             count = upload.examples
             whole = not count.is_floating_point() and count.dtype != torch.bool

@@ -32,6 +32,7 @@ from pfedla.training import Task
 from pfedla.wire import Payload
 
 __all__ = [
+    "PATHS",
     "Clients",
     "HeurPFedLA",
     "Hypernetworks",
@@ -46,6 +47,7 @@ __all__ = [
 
 Product = Callable[[Tensor, Tensor], Tensor]
 
+PATHS = (1e-12, 1e12)  # lr x local steps
 ROUNDING = 4  # times the machine's precision: inner products of equal vectors differ by less, relative to their bound
 
 
@@ -123,6 +125,11 @@ class Hypernetworks(Algorithm[State]):
     def uploads_beside(self) -> tuple[str, ...]:
         """The path, for mean gradients."""
         return ("path",) if self.hyper_optimizer == "mean-sgd" else ()
+
+    @property
+    def value_ranges(self) -> dict[str, tuple[float, float]]:
+        """A path has a length."""
+        return {"path": PATHS}
 
     def for_model(self, spec: LayerSpec) -> Self:
         """Check the number of retained layers."""

@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pfedla.algorithm import Algorithm, State
-from pfedla.algorithms.pfedla import Product, aggregate, bounds, centred, inner_products
+from pfedla.algorithms.pfedla import PATHS, Product, aggregate, bounds, centred, inner_products
 from pfedla.layers import STATS, Layers, bank, change, kind_of, layer_of
 from pfedla.settings import Count, NonNegative, Range
 from pfedla.storage import zeros
@@ -133,6 +133,11 @@ class Judged(Algorithm[State]):
     def uploads_beside(self) -> tuple[str, ...]:
         """The path, and the shares, which the server shows."""
         return ("path", "start", "serve")
+
+    @property
+    def value_ranges(self) -> dict[str, tuple[float, float]]:
+        """Shares are shares, and a path has a length: others would carry a client's model, or turn steps round."""
+        return {"path": PATHS, "start": (0.0, 1.0), "serve": (0.0, 1.0)}
 
     # ---- on the server
 

@@ -115,7 +115,7 @@ def _k_means(points: np.ndarray, k: int, seed: int) -> np.ndarray:
 
 
 def chance_of(found: np.ndarray, groups: np.ndarray, seed: int = 0) -> float:
-    """Return the adjusted Rand index that 95 % of guesses stay below, clusters of these sizes dealt out at random."""
+    """Return the adjusted Rand index that 95 % of guesses do not exceed: clusters of these sizes, dealt at random."""
     guesses = numpy_stream(seed, "guesses").permuted(np.tile(found, (GUESSES, 1)), axis=1)
     return float(np.quantile(_indices(guesses, groups), 0.95))
 
@@ -178,7 +178,7 @@ def groups_table(runs: Sequence[Mapping[str, Any]]) -> str:
     """Return the measures at the end of the runs as a Markdown table: a row per method and layer."""
     even = runs[0]["even"]
     heads = ["weights of", "runs", "layer", *(f"on {words}" for words in PARTS.values())]
-    heads += ["one of the group / one of another", "groups found (ARI)", "95 % of guesses below"]
+    heads += ["one of the group / one of another", "groups found (ARI)", "95 % of guesses at or below"]
     rows = [heads, ["---"] * len(heads)]
     for line in overall(runs):
         index = f"{line['index']:.2f}" + (f" ± {line['spread']:.2f}" if line["spread"] is not None else "")
@@ -249,5 +249,5 @@ def _draw_index(axis: Axes, runs: Sequence[Mapping[str, Any]]) -> None:
     axis.set_xticks(np.arange(len(rounds))[::every], rounds[::every])
     axis.yaxis.tick_right()
     axis.set_yticks(np.arange(len(chance)), [f"chance {value:.2f}" for value in chance])
-    axis.set_xlabel("round: groups found (ARI); 95 % of guesses stay below chance", fontsize=8, color=_FAINT)
+    axis.set_xlabel("round: groups found (ARI); 95 % of guesses do not exceed chance", fontsize=8, color=_FAINT)
     axis.spines[:].set_visible(False)
