@@ -14,6 +14,7 @@ import numpy as np
 from pfedla.errors import ConfigError, RunError
 from pfedla.experiment import load
 from pfedla.record import RunRecord
+from pfedla.report.figures import FORMATS
 from pfedla.report.groups import draw_groups, groups_table, measured
 
 __all__ = ["groups", "read_groups"]
@@ -33,7 +34,7 @@ def groups(runs: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
     """
     found = read_groups(runs)
     if out is not None:
-        if out.suffix.lower() not in (".png", ".svg", ".pdf"):
+        if out.suffix.lower() not in FORMATS:
             raise ConfigError(f"--out {out}: a picture is a .png, .svg or .pdf file")
         out.parent.mkdir(parents=True, exist_ok=True)
         draw_groups(out, found)

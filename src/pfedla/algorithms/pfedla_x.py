@@ -64,6 +64,10 @@ class Members(NamedTuple):
     start: Tensor  # (N, L): σ(a), 0 before the first round
     serve: Tensor  # (N, L): σ(b), 0 before the first round
 
+    def models(self, ids: Tensor) -> Layers:
+        """Return these clients' models, copied."""
+        return {key: rows[ids] for key, rows in self.theta.items()}
+
 
 class Others(NamedTuple):
     """The server's state: its clients, and whom each of them learns from."""
@@ -152,13 +156,8 @@ class Judged(Algorithm[State]):
         sent = torch.full(q.shape[:2], len(members.trained) > 1)
         return Payload.of(aggregate(q, members.theta, names, mix), sent, names)
 
-    def received(self, members: Members, ids: Tensor, got: Payload) -> Layers:
-        """Return m_i as the clients have it: who is alone has its own model."""
-        return got.fill({key: rows[ids] for key, rows in members.theta.items()})
-
-    def take(self, members: Members, ids: Tensor, m: Layers, upload: Payload) -> None:
-        """Take what the clients trained, begun + Δ, and their shares, in place."""
-        own = {key: rows[ids] for key, rows in members.theta.items()}
+    def take(self, members: Members, ids: Tensor, own: Layers, m: Layers, upload: Payload) -> None:
+        """Take what the clients trained, begun + Δ, and their shares, in place; `own` and `m` are as they began."""
         begun = between(upload.values["start"], m, own, _names(members.theta))
         for key, rows in members.theta.items():
             rows.index_copy_(0, ids, begun[key] + upload.layers[key])
@@ -238,10 +237,11 @@ class PFedLAX(Judged[Others]):
     def update(self, state: Others, ids: Tensor, got: Payload, upload: Payload) -> Others:
         """Climb z by the previous round's θ; then take what the clients trained."""
         g = inner_products(upload.layers, state.members.theta, got.names).to(state.z)  # (n, L, N)
-        m, among = self.received(state.members, ids, got), all_teachers(state.members, ids)
+        own, among = state.members.models(ids), all_teachers(state.members, ids)
+        m = got.fill(own)
         bound = bounds(upload.layers, m, got.names)
         state.z[ids] = climbed(state.z[ids], g, bound, upload.values["path"], among, self.eta)
-        self.take(state.members, ids, m, upload)
+        self.take(state.members, ids, own, m, upload)
         return state
 
     def admit(self, state: Others, rng: torch.Generator) -> Others:  # noqa: ARG002

@@ -56,13 +56,14 @@ class PFedLAXHyper(Judged[HyperOthers]):
     def update(self, state: HyperOthers, ids: Tensor, got: Payload, upload: Payload) -> HyperOthers:
         """Eqs. 10-11 by the previous round's θ; then take what the clients trained."""
         g = inner_products(upload.layers, state.members.theta, got.names).to(state.members.start)  # (n, L, N)
-        m, among = self.received(state.members, ids, got), all_teachers(state.members, ids)
+        own, among = state.members.models(ids), all_teachers(state.members, ids)
+        m = got.fill(own)
         bound = bounds(upload.layers, m, got.names)
         g = climbed(torch.zeros_like(g), g, bound, upload.values["path"], among, 1.0)
         to_body, to_heads = hypernetwork_gradient(*_rows(state, ids), g)
         self._optimizer.ascend(state.body, to_body, ids)
         self._optimizer.ascend(state.heads, to_heads, head_rows(ids, len(got.names)).flatten())
-        self.take(state.members, ids, m, upload)
+        self.take(state.members, ids, own, m, upload)
         return state
 
     def diagnostics(self, state: HyperOthers) -> dict[str, Tensor]:

@@ -82,13 +82,14 @@ class PFedLAXPeers(Judged[FewOthers]):
         (candidates, among), delta = _among(state, ids), upload.layers
         inner = partial(candidates_inner, candidates=candidates)
         g = inner_products(delta, state.members.theta, got.names, inner).to(state.z)  # (n, L, m + 1)
-        m = self.received(state.members, ids, got)
+        own = state.members.models(ids)
+        m = got.fill(own)
         bound = bounds(delta, m, got.names)
         z = climbed(state.z[ids], g, bound, upload.values["path"], among, self.eta)
         chosen = refresh(state.peers, ids, candidates, delta, got.names, self.refresh)  # (n, m + 1)
         state.z[ids] = renewed(z, chosen != candidates, among)
         state.peers.candidates[ids] = chosen
-        self.take(state.members, ids, m, upload)
+        self.take(state.members, ids, own, m, upload)
         return state
 
     def diagnostics(self, state: FewOthers) -> dict[str, Tensor]:
