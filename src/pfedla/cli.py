@@ -6,7 +6,6 @@ import functools
 import inspect
 import json
 import os
-import re
 import shlex
 import signal
 import sys
@@ -29,7 +28,7 @@ from pfedla.comparison import COMPARISON, listed, parse_variant, read_comparison
 from pfedla.comparison import compare as compare_variants
 from pfedla.config import Experiment, Tables, algorithm_name, merge, parse_assignments, parse_codec, read_tables
 from pfedla.data.datasets import DATASETS, load_dataset
-from pfedla.data.splits import SPLITS, Groups
+from pfedla.data.splits import Groups
 from pfedla.demo import DEMO, DEMO_METHODS
 from pfedla.deploy import deploy
 from pfedla.errors import ConfigError, PfedlaError, unknown_name
@@ -38,7 +37,7 @@ from pfedla.experiment import resume as resume_run
 from pfedla.facts import ROUNDS
 from pfedla.groups import groups
 from pfedla.interrupts import Stopped
-from pfedla.models import MODELS
+from pfedla.options import DATA_OPTIONS, METHOD_OPTION, RUN_OPTIONS, with_options
 from pfedla.paper.command import paper
 from pfedla.privacy import statement
 from pfedla.record import RunRecord
@@ -56,29 +55,6 @@ from pfedla.version import __version__
 __all__ = ["cli", "main"]
 
 Command = Callable[..., None]
-
-DATA_OPTIONS: tuple[tuple[str, str, type, str], ...] = (  # option, where its value belongs, its type, help
-    ("dataset", "data.dataset", str, f"One of {', '.join(DATASETS)}."),
-    ("folder", "data.folder", str, "Own data: a folder with one .npz (x, y) per client, or one .npz (x, y, client)."),
-    ("data-dir", "machine.data_dir", str, "Where data sets lie; $PFEDLA_DATA by default."),
-    ("split", "split.name", str, f"One of {', '.join(sorted(set(SPLITS) - {'column'}))}."),
-    ("clients", "data.clients", int, "How many clients there are."),
-    ("samples-per-client", "data.samples_per_client", int, "A client's training and test samples together."),
-    ("test-samples-per-client", "data.test_samples_per_client", int, "Test each client on this many samples instead."),
-    ("validation", "data.validation", float, "Score on this share of the training samples, held out, and not on test."),
-    ("seed", "schedule.seed", int, "Decides every random number."),
-)
-METHOD_OPTION = (("algorithm", "algorithm.name", str, f"{', '.join(ALGORITHMS)}, or package.module:Class."),)
-RUN_OPTIONS: tuple[tuple[str, str, type, str], ...] = (
-    ("model", "model.name", str, f"auto, {', '.join(MODELS)}, or package.module:factory."),
-    ("rounds", "schedule.rounds", int, "How many rounds to run."),
-    ("participants", "schedule.participants", int, "How many clients take part in a round; all by default."),
-    ("local-epochs", "training.local_epochs", int, "Epochs a client trains in a round."),
-    ("batch-size", "training.batch_size", int, "Samples in a mini-batch."),
-    ("lr", "training.lr", float, "The clients' learning rate."),
-    ("eval-every", "schedule.eval_every", int, "Rounds between evaluations."),
-    ("workers", "machine.workers", int, "Processes; one per core by default. Never changes the result."),
-)
 
 
 def _settings(*tables: tuple[tuple[str, str, type, str], ...]) -> Callable[[Command], Command]:
@@ -336,7 +312,7 @@ def _compare(
                 results=results,
                 start=start,
                 finished=_draw,
-                tell=lambda text: console.print(_with_options(text), markup=False, highlight=False, soft_wrap=True),
+                tell=lambda text: console.print(with_options(text), markup=False, highlight=False, soft_wrap=True),
             )
     except KeyboardInterrupt:
         console.print("stopped. Give the same command again to resume")
@@ -529,7 +505,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + 13)
     except PfedlaError as error:
-        _complain(_with_options(str(error)))
+        _complain(with_options(str(error)))
         sys.exit(2 if isinstance(error, ConfigError) else 1)
     except OSError as error:  # of a place that was named, and that no part of ours looked after
         _complain(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
@@ -566,21 +542,6 @@ def _how_to_resume(out: Path) -> str:
         if RunRecord(out).exists
         else "stopped before any work"
     )
-
-
-def _with_options(text: str) -> str:
-    """Return a message and, in brackets, the options that stand for the settings it names."""
-    options = DATA_OPTIONS if sys.argv[1:2] == ["data"] else (*METHOD_OPTION, *DATA_OPTIONS, *RUN_OPTIONS)
-    if sys.argv[1:2] == ["paper"]:
-        options = tuple(option for option in DATA_OPTIONS if option[0] == "data-dir")
-    addresses = [(address, f"--{name}") for name, address, _, _ in options]
-    addresses += [(f"codec.{key}", "--codec") for key in ("up", "down", "keep")]
-    out = "--runs" if sys.argv[1:2] == ["paper"] else "--out"
-    addresses += [("machine.track", "--track"), ("machine.download", "--download")]
-    addresses += [("(out)", out), ("overwrite it", "--overwrite")]
-    words = {*re.findall(r"[a-z_]+\.[a-z_]+", text), *re.findall(r"\(out\)|overwrite it", text)}
-    found = [option for address, option in addresses if address in words]
-    return text.replace(" (out)", "") + (f" ({', '.join(found)})" if found else "")
 
 
 def _draw(out: Path, experiment: Experiment, result: Result) -> None:

@@ -4,11 +4,13 @@ import csv
 import io
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pfedla.options import with_options
 from pfedla.paper import command
 
 SMOKE = ("--scale", "smoke", "--dataset", "emnist", "--workers", "0")
@@ -85,6 +87,14 @@ def test_who_stops_what_is_run_anew_is_told_how_to_go_on(pfedla: Any, monkeypatc
     words = ("paper", "table1", *SMOKE, "-a", "local")
     assert "Give the same command again to resume" in pfedla(*words)[2]
     assert "Give the same command again without --overwrite" in pfedla(*words, "--overwrite")[2]
+
+
+def test_options_are_named_once_however_often_a_message_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process of a cell has named them to the one that started it."""
+    monkeypatch.setattr(sys, "argv", ["pfedla", "paper", "table1"])
+    said = with_options("x holds another run: choose another folder (out), or overwrite it")
+    assert said == "x holds another run: choose another folder, or overwrite it (--runs, --overwrite)"
+    assert with_options(said) == said
 
 
 def test_what_an_item_lacks_is_said(pfedla: Any) -> None:

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from pfedla.comparison import check_place
 from pfedla.errors import ConfigError, RunError, unknown_name
+from pfedla.options import with_options
 from pfedla.paper.drawings import drawings_of, save
 from pfedla.paper.figures import sheets_of
 from pfedla.paper.grid import (
@@ -213,7 +214,7 @@ def _run(places: Places, items: Sequence[Item], wanted: Wanted, jobs: int, overw
     )
     try:
         with _Progress(console, places.scale, cells, to_do) as progress:
-            tell = lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)  # noqa: E731
+            tell = lambda text: console.print(with_options(text), markup=False, highlight=False, soft_wrap=True)  # noqa: E731
             return run_all(places, to_do, jobs=jobs, overwrite=overwrite, report=progress, tell=tell)
     except KeyboardInterrupt:
         again = "without --overwrite, which would run everything anew, to resume" if overwrite else "to resume"

@@ -194,7 +194,6 @@ def run_all(
     failed: dict[str, list[Cell]] = {}
 
     def fail(cell: Cell, why: str) -> None:
-        why = why.replace("choose another folder (out)", "choose another folder of runs (--runs)")
         failed.setdefault(why, []).append(cell)
         tell(f"{_words(cell)} is left out: {why}")
 
