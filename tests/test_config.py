@@ -43,7 +43,7 @@ def test_every_configuration_survives_toml(algorithm: str, split: str, tmp_path:
 def test_settings_that_are_not_defaults_survive_toml(tmp_path: Path) -> None:
     one = Experiment(
         HeurPFedLA(retain=2, hyper_lr=3e-4, hyper_optimizer="sgd"),
-        Data(clients=2, folder='a "quoted"\\folder', train_fraction=0.5, fewest_samples=2),
+        Data(clients=2, folder='a "quoted"\\folder', train_fraction=0.5, validation=0.25),
         Classes(((0, 1), (2, 3))),
         Model("mlp", {"all": "fc*"}),
         Regression(),

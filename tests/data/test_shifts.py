@@ -15,8 +15,8 @@ from pfedla.config import Experiment
 from pfedla.data.federation import Data, Federation, federate
 from pfedla.data.partition import partition
 from pfedla.data.shifts import IMAGES, blocks_of, imaged, relabelled, shift_words, shifted
-from pfedla.data.splits import IID, Groups, NonIID1, Split
-from pfedla.errors import ConfigError
+from pfedla.data.splits import IID, Dirichlet, Groups, NonIID1, Split
+from pfedla.errors import ConfigError, DataError
 from pfedla.training import Samples
 
 
@@ -149,6 +149,10 @@ def test_groups_of_a_split_are_known_and_those_of_a_shift_come_first() -> None:
         ({"shift": "labels", "shift_groups": 7}, r"data\.shift_groups = 7 must be at most data\.clients, 6"),
         ({"shift": "inputs", "shift_groups": 5}, r"data\.shift_groups = 5: there are 4 kinds of inputs at most"),
         ({"size_power": 0}, r"data\.size_power = 0\.0 must be above 0"),
+        *(
+            ({name: value, "folder": "x"}, rf"data\.{name} is for data sets: own data")
+            for name, value in (("size_power", 1.0), ("fewest_samples", 2), ("reuse", True))
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(settings: dict[str, Any], message: str) -> None:
@@ -181,6 +185,17 @@ def test_sizes_by_a_power_law() -> None:
     assert sorted(least, reverse=True) == [100, 12, 10, 10, 10, 10, 10, 10]
     steep = [len(part.train) + len(part.test) for part in partition(y, IID(), size_power=1e3, **how)]
     assert sorted(steep) == [2] * 7 + [100]
+
+
+@pytest.mark.parametrize("split", [IID(), Dirichlet(0.3)])
+def test_unequal_clients_need_no_more_samples_than_they_hold(split: Split) -> None:
+    how: dict[str, Any] = {"clients": 8, "samples_per_client": 100, "seed": 3}
+    y = np.arange(271) % 10  # 100 (1 + 1/2 + ... + 1/8)
+    parts = partition(y, split, size_power=1.0, **how)
+    assert sorted(len(part.train) + len(part.test) for part in parts) == [round(100 / k) for k in range(8, 0, -1)]
+    assert len(np.unique(np.concatenate([np.concatenate(part) for part in parts]))) == 271
+    with pytest.raises(DataError, match="8 clients of up to 100 samples need 271, the data set has 270"):
+        partition(y[:-1], split, size_power=1.0, **how)
 
 
 def test_the_command_line_shows_groups_and_what_they_have(tmp_path: Path) -> None:

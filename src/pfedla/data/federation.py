@@ -61,8 +61,9 @@ class Data(Settings):
         object.__setattr__(self, "dataset", known_name("data set", self.dataset, DATASETS))
         if self.shift_groups is not None and self.shift is None:
             raise ConfigError(f"data.shift_groups = {self.shift_groups} needs data.shift: none, labels, inputs or both")
-        if self.shift is not None and self.folder is not None:
-            raise ConfigError("data.shift is for data sets: own data, data.folder, stay as they are")
+        for name in ("test_samples_per_client", "fewest_samples", "reuse", "size_power", "shift"):
+            if self.folder is not None and getattr(self, name):
+                raise ConfigError(f"data.{name} is for data sets: own data, data.folder, stay as they are")
 
     @property
     def name(self) -> str:

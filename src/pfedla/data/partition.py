@@ -117,10 +117,12 @@ def partition(
             raise DataError(f"client {held.argmin()} has {held.min()} samples, at least 2 are needed")
     else:
         task_supply = supply if by_owner else supply[0]
-        rng = numpy_stream(seed, "partition", "plan")
-        plan = split.plan(Request(task_supply * (clients if reuse else 1), clients, samples_per_client, rng))
-        if fewest_samples is not None or size_power is not None:
-            plan = _unequal(plan, fewest_samples or 2, size_power, seed)
+        rng, unequal = (numpy_stream(seed, "partition", what) for what in ("plan", "sizes"))
+        sizes = _sizes(clients, samples_per_client, fewest_samples, size_power, unequal)
+        plan = split.plan(Request(task_supply * (clients if reuse else 1), clients, samples_per_client, rng, sizes))
+        if sizes.min() < samples_per_client:
+            kept = zip(plan, sizes, strict=True)
+            plan = np.array([apportion(row, size, unequal.permutation(classes)) for row, size in kept])
     train, own = _stratify(plan, train_fraction, seed)
     if reuse:
         tests = _resized(own, plan, test_samples_per_client, seed)
@@ -184,21 +186,18 @@ def _stratify(plan: Ints, train_fraction: float, seed: int) -> tuple[Ints, Ints]
     return train, plan - train
 
 
-def _unequal(plan: Ints, fewest: int, power: float | None, seed: int) -> Ints:
-    """Return a plan whose clients keep from `fewest` to all of their samples, of every class alike.
+def _sizes(clients: int, most: int, fewest: int | None, power: float | None, rng: np.random.Generator) -> Ints:
+    """Return how many samples each client holds, from `fewest` to `most`: drawn evenly, or down by a power of its rank.
 
-    How many is drawn evenly, or goes down by a power law of the client's rank.
+    Without either of them, all hold as many as `most`.
     """
-    most = int(plan.sum(axis=1).max())
-    if not 2 <= fewest <= most:
+    least = 2 if fewest is None else fewest
+    if not 2 <= least <= most:
         raise ConfigError(f"data.fewest_samples must be from 2 to data.samples_per_client, {most}, not {fewest}")
-    rng = numpy_stream(seed, "partition", "sizes")
-    if power is None:
-        sizes = rng.integers(fewest, most, len(plan), endpoint=True)
-    else:
-        rank = 1.0 + rng.permutation(len(plan))
-        sizes = np.rint(most * rank**-power).astype(np.int64).clip(fewest, most)
-    return np.array([apportion(row, size, rng.permutation(len(row))) for row, size in zip(plan, sizes, strict=True)])
+    if power is not None:
+        rank = 1.0 + rng.permutation(clients)
+        return np.rint(most * rank**-power).astype(np.int64).clip(least, most)
+    return np.full(clients, most) if fewest is None else rng.integers(least, most, clients, endpoint=True)
 
 
 def _resized(own: Ints, plan: Ints, wanted: int | None, seed: int) -> Ints:

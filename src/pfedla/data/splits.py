@@ -40,12 +40,17 @@ _SCALE = 2**20  # weights are whole numbers in units of 1 / _SCALE
 
 
 class Request(NamedTuple):
-    """What a split has to plan: clients of `samples` samples each, out of `supply` samples per class."""
+    """What a split has to plan: clients of `samples` samples each, out of `supply` samples per class.
+
+    Where clients differ in `sizes`, up to `samples`, a split may plan for that at once; what is beyond is taken off
+    its plan, of every class alike.
+    """
 
     supply: Ints
     clients: int
     samples: int
     rng: np.random.Generator
+    sizes: Ints  # (clients,)
 
     @property
     def present(self) -> Ints:
@@ -144,10 +149,10 @@ class Dirichlet(Split):
         _enough_in_total(task)
         plan = np.zeros((task.clients, len(task.supply)), np.int64)
         left = task.supply[task.present]
-        for row in plan:
+        for row, size in zip(plan, task.sizes, strict=True):
             proportions = task.rng.dirichlet(np.full(len(left), self.concentration))
             weights = (proportions * _SCALE).astype(np.int64)
-            row[task.present] = apportion(weights, task.samples, task.rng.permutation(len(left)), left)
+            row[task.present] = apportion(weights, size, task.rng.permutation(len(left)), left)
             left = left - row[task.present]
         return plan
 
@@ -164,7 +169,7 @@ class IID(Split):
         plan = np.zeros((task.clients, len(task.supply)), np.int64)
         for client in range(task.clients):
             left = task.supply - plan.sum(axis=0)
-            plan[client] = task.rng.multivariate_hypergeometric(left, task.samples)
+            plan[client] = task.rng.multivariate_hypergeometric(left, task.sizes[client])
         return plan
 
 
@@ -278,10 +283,11 @@ def _set_apart(held: Bools) -> None:
 
 
 def _enough_in_total(task: Request) -> None:
-    needed, there = task.clients * task.samples, int(task.supply.sum())
+    needed, there = int(task.sizes.sum()), int(task.supply.sum())
     if needed > there:
+        up_to = "up to " if task.sizes.min() < task.samples else ""
         raise DataError(
-            f"{task.clients} clients of {task.samples} samples need {needed}, the data set has {there}: "
+            f"{task.clients} clients of {up_to}{task.samples} samples need {needed}, the data set has {there}: "
             "lower data.samples_per_client or data.clients"
         )
 
