@@ -79,6 +79,19 @@ def test_what_has_no_weights_no_groups_or_does_not_go_together_is_refused(compar
         read_groups([tmp_path / "mixed.json"])
 
 
+def test_sources_of_one_name_are_told_apart_and_no_run_counts_twice(compared: Path, tmp_path: Path) -> None:
+    runs = json.dumps(read_groups([compared]))
+    files = [tmp_path / place / "labels.json" for place in ("one/x", "two/x")]
+    for file in files:
+        file.parent.mkdir(parents=True)
+        file.write_text(runs)
+    labels = dict.fromkeys(run["label"].split(",")[0] for run in read_groups([*files, compared]))
+    assert list(labels) == ["one/x/labels", "two/x/labels", "shifted"]
+    for twice in ([files[0], files[0]], [compared, compared / "pfedla-seed0"]):
+        with pytest.raises(RunError, match="pfedla, seed 0, is there twice: name every run once"):
+            read_groups(twice)
+
+
 def test_a_picture_has_a_format_that_there_is(tmp_path: Path, pfedla: Any) -> None:
     file = Path(__file__).parents[1] / "results" / "where-small-labels.json"
     code, _, err = pfedla("groups", str(file), "--out", str(tmp_path / "x.foo"))

@@ -19,7 +19,7 @@ from pfedla.report.groups import draw_groups, groups_table, measured
 
 __all__ = ["groups", "read_groups"]
 
-KEYS = {"label", "layers", "groups", "even", "rounds", "shares", "index", "pair", "chance"}
+KEYS = {"label", "seed", "layers", "groups", "even", "rounds", "shares", "index", "pair", "chance"}
 
 
 @click.command()
@@ -43,28 +43,42 @@ def groups(runs: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
 
 def read_groups(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """Return what is measured of all runs that these paths stand for, each with its label."""
-    by_source: dict[str, list[dict[str, Any]]] = {}
-    for path in paths:
-        record = RunRecord(path)
+    by_source: dict[Path, list[dict[str, Any]]] = {}
+    for path, whole in ((path, path.resolve()) for path in paths):
         if path.is_file():
-            by_source.setdefault(path.stem, []).extend(_read(path))
-        elif record.exists:
+            by_source.setdefault(whole.with_suffix(""), []).extend(_read(path))
+        elif RunRecord(path).exists:
             if (run := _measure(path)) is None:
                 raise RunError(f"{path} has no weights by client, or its clients have no groups: see data.shift")
-            by_source.setdefault(path.resolve().parent.name, []).append(run)
+            by_source.setdefault(whole.parent, []).append(run)
         else:
             folders = sorted(child for child in path.glob("*") if child.is_dir() and RunRecord(child).complete)
             measures = [run for run in map(_measure, folders) if run is not None]
             if not measures:
                 raise RunError(f"{path} holds no complete run with weights by client, and groups of clients")
-            by_source.setdefault(path.resolve().name, []).extend(measures)
+            by_source.setdefault(whole, []).extend(measures)
     runs = [
         run | ({"label": f"{source}, {run['label']}"} if len(by_source) > 1 else {})
-        for source, found in by_source.items()
+        for source, found in zip(_told_apart(list(by_source)), by_source.values(), strict=True)
         for run in found
     ]
     _check(runs)
     return runs
+
+
+def _told_apart(paths: Sequence[Path]) -> list[str]:
+    """Return the last parts of different paths, as few as tell each from all others."""
+
+    def tail(path: Path, parts: int) -> str:
+        return "/".join(path.parts[-parts:])
+
+    def needed(path: Path) -> int:
+        others, parts = [other for other in paths if other != path], 1
+        while tail(path, parts) in [tail(other, parts) for other in others]:
+            parts += 1
+        return parts
+
+    return [tail(path, needed(path)) for path in paths]
 
 
 def _measure(path: Path) -> dict[str, Any] | None:
@@ -92,7 +106,11 @@ def _read(path: Path) -> list[dict[str, Any]]:
 def _check(runs: Sequence[dict[str, Any]]) -> None:
     """Refuse to average what does not go together."""
     first: dict[str, dict[str, Any]] = {}
+    seen = set[tuple[str, int]]()
     for run in runs:
         other = first.setdefault(run["label"], run)
         if any(run[key] != other[key] for key in ("layers", "rounds", "groups")):
             raise RunError(f"the runs of {run['label']} differ in their layers, rounds or groups: name them one by one")
+        if (run["label"], run["seed"]) in seen:
+            raise RunError(f"{run['label']}, seed {run['seed']}, is there twice: name every run once")
+        seen.add((run["label"], run["seed"]))

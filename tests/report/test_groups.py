@@ -14,6 +14,7 @@ from pfedla.report.groups import (
     adjusted_rand_index,
     chance_of,
     draw_groups,
+    embedded,
     groups_table,
     measured,
     overall,
@@ -84,6 +85,34 @@ def test_planted_groups_are_found_whatever_the_own_weight(own: float, groups: np
     for seed in range(5):
         found = spectral_clusters(planted(8.0, seed, groups, own), len(np.unique(groups)))
         assert adjusted_rand_index(found, groups) == 1
+
+
+def test_points_are_those_of_the_walk_from_client_to_client() -> None:
+    """D^-1 W, a walk by the weights that clients give to each other, has the eigenvectors D^-1/2 v."""
+    weights = np.random.default_rng(4).dirichlet(np.full(7, 0.3), 7)
+    p = np.zeros((7, 7))
+    for i, j in itertools.permutations(range(7), 2):
+        p[i, j] = weights[i, j] / (1 - weights[i, i])
+    w = (p + p.T) / 2
+    values, walks = np.linalg.eig(w / w.sum(1)[:, None])
+    for k in (1, 2, 4):
+        leading = walks[:, np.argsort(-values.real)[:k]].real
+        v = np.sqrt(w.sum(1))[:, None] * leading
+        v /= np.linalg.norm(v, axis=0)
+        v /= np.linalg.norm(v, axis=1)[:, None]
+        points = embedded(weights, k)
+        np.testing.assert_allclose(points @ points.T, v @ v.T, atol=1e-10)
+
+
+def test_even_weights_show_one_cluster() -> None:
+    for n, k in ((6, 2), (12, 3), (12, 4)):
+        for own in (1 / n, 0.9):
+            weights = np.full((n, n), (1 - own) / (n - 1))
+            np.fill_diagonal(weights, own)
+            assert len(set(spectral_clusters(weights, k).tolist())) == 1
+    pairs = np.kron(np.eye(3), np.ones((2, 2)))  # of three alike, two can only be guessed
+    assert adjusted_rand_index(spectral_clusters(pairs, 3), np.repeat([0, 1, 2], 2)) == 1
+    assert len(set(spectral_clusters(pairs + 1, 2).tolist())) == 1
 
 
 def test_clusters_are_the_cheapest_cut() -> None:

@@ -21,6 +21,7 @@ __all__ = [
     "adjusted_rand_index",
     "chance_of",
     "draw_groups",
+    "embedded",
     "groups_table",
     "measured",
     "overall",
@@ -30,6 +31,7 @@ __all__ = [
 
 RESTARTS = 10  # of k-means
 STEPS = 100
+ROUNDING = 1e-12  # of eigenvalues from -1 to 1
 GUESSES = 1000  # by which chance is told
 CELLS = 12  # of a picture's row that have room for numbers
 PARTS = {"own": "the client itself", "group": "others of its group", "rest": "other groups"}
@@ -75,9 +77,18 @@ def _indices(many: np.ndarray, other: np.ndarray) -> np.ndarray:
 def spectral_clusters(weights: np.ndarray, k: int, seed: int = 0) -> np.ndarray:
     """Return `k` clusters of clients read off one layer's weights `(clients, clients)`: `(clients,)`.
 
-    Ng, Jordan & Weiss, "On spectral clustering", NeurIPS 2001: k-means on the leading eigenvectors of D^-1/2 W D^-1/2,
-    rows scaled to length 1. W is what clients think of each other, (P + P')/2, where P are the weights of the others,
-    of every client scaled to sum up to 1: what it thinks of itself says nothing about groups.
+    Ng, Jordan & Weiss, "On spectral clustering", NeurIPS 2001: k-means on what `embedded` returns.
+    """
+    return _k_means(embedded(weights, k), k, seed)
+
+
+def embedded(weights: np.ndarray, k: int) -> np.ndarray:
+    """Return clients as points, rows of the `k` leading eigenvectors of D^-1/2 W D^-1/2 scaled to length 1.
+
+    W is what clients think of each other, (P + P')/2, where P are the weights of the others,
+    of every client scaled to sum up to 1: what it thinks of itself says nothing about groups. Eigenvectors whose
+    eigenvalue is that of one left out are left out, too, for rounding alone would choose among them: even weights show
+    one cluster.
     """
     others = weights.astype(np.float64)
     np.fill_diagonal(others, 0)
@@ -86,10 +97,11 @@ def spectral_clusters(weights: np.ndarray, k: int, seed: int = 0) -> np.ndarray:
     others = np.where(total > 0, others / np.where(total > 0, total, 1), even)
     affinity = (others + others.T) / 2
     scale = np.sqrt(np.maximum(affinity.sum(1), np.finfo(float).tiny))
-    _, vectors = np.linalg.eigh(affinity / scale[:, None] / scale[None])
-    points = vectors[:, -k:]
+    values, vectors = np.linalg.eigh(affinity / scale[:, None] / scale[None])
+    told_apart = values[-k:] > (values[-k - 1] + ROUNDING if len(values) > k else -np.inf)
+    points = vectors[:, -k:][:, told_apart]
     points /= np.maximum(np.linalg.norm(points, axis=1, keepdims=True), np.finfo(float).tiny)
-    return _k_means(points, k, seed)
+    return points
 
 
 def _k_means(points: np.ndarray, k: int, seed: int) -> np.ndarray:
@@ -242,12 +254,13 @@ def _draw_index(axis: Axes, runs: Sequence[Mapping[str, Any]]) -> None:
     chance = np.mean([run["chance"] for run in runs], axis=0)  # (L,)
     axis.imshow(index, cmap="Blues", vmin=0, vmax=1.25, aspect="auto")
     for (layer, place), value in np.ndenumerate(index) if len(rounds) <= CELLS else ():
-        shade = "white" if value > 0.75 else _INK if value > chance[layer] else "#9aa7b1"
+        shade = "white" if value > 0.75 else _INK
         text = f"{value:.2f}".replace("-0.00", "0.00")
         axis.text(place, layer, text, ha="center", va="center", fontsize=7.5, color=shade)
     every = -(-len(rounds) // CELLS)
     axis.set_xticks(np.arange(len(rounds))[::every], rounds[::every])
     axis.yaxis.tick_right()
     axis.set_yticks(np.arange(len(chance)), [f"chance {value:.2f}" for value in chance])
-    axis.set_xlabel("round: groups found (ARI); 95 % of guesses do not exceed chance", fontsize=8, color=_FAINT)
+    words = "round: groups found (ARI); after the last, 95 % of guesses do not exceed chance"
+    axis.set_xlabel(words, fontsize=8, color=_FAINT)
     axis.spines[:].set_visible(False)
