@@ -92,7 +92,12 @@ def test_sources_of_one_name_are_told_apart_and_no_run_counts_twice(compared: Pa
             read_groups(twice)
 
 
-def test_a_picture_has_a_format_that_there_is(tmp_path: Path, pfedla: Any) -> None:
-    file = Path(__file__).parents[1] / "results" / "where-small-labels.json"
-    code, _, err = pfedla("groups", str(file), "--out", str(tmp_path / "x.foo"))
-    assert (code, "a picture is a .png, .svg or .pdf file" in err) == (2, True)
+@pytest.mark.parametrize("words", [("groups", "where-small-labels.json"), ("pareto", "demo.json"), ("data", "show")])
+def test_a_picture_has_a_format_that_there_is(words: tuple[str, ...], tmp_path: Path, pfedla: Any) -> None:
+    results = Path(__file__).parents[1] / "results"
+    named = [str(results / word) if word.endswith(".json") else word for word in words]
+    code, _, err = pfedla(*named, "--out", str(tmp_path / "x.foo"))
+    assert (code, "x.foo: a picture is a .pdf, .svg or .png file" in err) == (2, True)
+    (tmp_path / "file").write_text("")
+    code, _, err = pfedla(*named, "--out", str(tmp_path / "file" / "x.png"))
+    assert (code, "cannot write" in err) == (1, True)

@@ -43,6 +43,7 @@ from pfedla.privacy import statement
 from pfedla.record import RunRecord
 from pfedla.report import commands
 from pfedla.report.federation import draw_federation, federation_table
+from pfedla.report.figures import prepare_picture
 from pfedla.report.live import Live
 from pfedla.report.pareto import draw_pareto, everywhere, frontier, points
 from pfedla.report.tables import VALUES, comparison_table, overview
@@ -388,6 +389,7 @@ cli.add_command(paper)
 @click.option("--out", type=_path, default=Path("pareto.png"), show_default=True, help="The picture to write.")
 def pareto(comparisons: tuple[Path, ...], against: str | None, within: float, out: Path) -> None:
     """Draw the headline against all traffic, and name the least traffic that is good enough: in every comparison."""
+    prepare_picture(out)
     runs = {str(path): _comparison(path) for path in comparisons}
     found = {name: points(summaries) for name, summaries in runs.items()}
     ups = {summaries[0].get("higher_is_better", True) for summaries in runs.values()}
@@ -396,8 +398,7 @@ def pareto(comparisons: tuple[Path, ...], against: str | None, within: float, ou
     (up,) = ups
     against = against or next(iter(found.values()))[0].label
     good = everywhere(list(found.values()), against, within, up)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    draw_pareto(out, runs, against, within)
+    draw_pareto(out, runs, against, within, good[0].label)
     for name, some in found.items():
         if len(found) > 1:
             _say(f"{name}, what no other beats in both:")
@@ -460,6 +461,7 @@ def data_download(dataset: str, data_dir: Path | None) -> None:
 @click.option("--out", type=_path, default=Path("federation.png"), show_default=True, help="The picture to write.")
 def data_show(settings: Tables, changes: Tables, out: Path) -> None:  # noqa: ARG001
     """Print and draw who holds what."""
+    prepare_picture(out)
     experiment = Experiment.from_tables(settings)
     federation = federation_of(experiment, _download_progress(Console(stderr=True)))
     if federation.note:
@@ -475,7 +477,6 @@ def data_show(settings: Tables, changes: Tables, out: Path) -> None:  # noqa: AR
     _say(federation_table(counts, classes, names=federation.names, title=title, groups=groups))
     for words in federation.shifts:
         _say(words)
-    out.parent.mkdir(parents=True, exist_ok=True)
     draw_federation(out, counts, classes, title, names=federation.names, groups=groups)
     _say(f"picture: {out}")
 

@@ -11,10 +11,10 @@ from typing import Any
 import click
 import numpy as np
 
-from pfedla.errors import ConfigError, RunError
+from pfedla.errors import RunError
 from pfedla.experiment import load
 from pfedla.record import RunRecord
-from pfedla.report.figures import FORMATS
+from pfedla.report.figures import prepare_picture
 from pfedla.report.groups import draw_groups, groups_table, measured
 
 __all__ = ["groups", "read_groups"]
@@ -32,11 +32,10 @@ def groups(runs: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
     Each of RUNS is a run directory, a folder of them as `pfedla compare` leaves it, or what --json wrote before. Runs
     that differ in nothing but the seed are averaged.
     """
+    if out is not None:
+        prepare_picture(out)
     found = read_groups(runs)
     if out is not None:
-        if out.suffix.lower() not in FORMATS:
-            raise ConfigError(f"--out {out}: a picture is a .png, .svg or .pdf file")
-        out.parent.mkdir(parents=True, exist_ok=True)
         draw_groups(out, found)
     click.echo(json.dumps(found, indent=1) if as_json else groups_table(found).rstrip())
 

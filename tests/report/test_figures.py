@@ -47,7 +47,7 @@ def test_what_cannot_be_drawn_is_said_in_one_line(tmp_path: Path) -> None:
     for seed in (0, 1):
         made(tmp_path / "runs" / f"a-seed{seed}", seed=seed, weights=False)
     one = tmp_path / "runs" / "a-seed0"
-    with pytest.raises(ConfigError, match=r"a figure is \.pdf, \.svg or \.png"):
+    with pytest.raises(ConfigError, match=r"a picture is a \.pdf, \.svg or \.png file"):
         call(one, "-o", tmp_path / "fig.docx")
     with pytest.raises(ConfigError, match="clients shows one run: name one of a-seed0, a-seed1"):
         call(tmp_path / "runs", "--kind", "clients", "-o", tmp_path / "fig.png")

@@ -115,7 +115,7 @@ def test_the_small_preset_is_what_was_measured() -> None:
 
 def test_several_comparisons_have_a_panel_each(tmp_path: Path) -> None:
     for runs in ({"one": RUNS}, {"one": RUNS, "other": OTHER}):
-        draw_pareto(tmp_path / f"{len(runs)}.svg", runs, "pfedla", 1.0)
+        draw_pareto(tmp_path / f"{len(runs)}.svg", runs, "pfedla", 1.0, "pfedla")
     one, two = ((tmp_path / f"{count}.svg").read_text() for count in (1, 2))
     assert (one.count('id="axes_'), two.count('id="axes_')) == (1, 2)
 
@@ -127,7 +127,7 @@ def test_runs_without_traffic_are_no_points() -> None:
 
 @pytest.mark.parametrize("runs", [RUNS, RUNS[1:2], [{**run, "percent": False} for run in RUNS]])
 def test_a_picture_is_drawn(tmp_path: Path, runs: list[dict[str, Any]]) -> None:
-    draw_pareto(tmp_path / "pareto.png", {"one": runs}, "pfedla", 1.0)
+    draw_pareto(tmp_path / "pareto.png", {"one": runs}, "pfedla", 1.0, "pfedla")
     image = imread(tmp_path / "pareto.png")
     assert image.shape[0] > 500
     assert image.std() > 0.01
@@ -135,5 +135,5 @@ def test_a_picture_is_drawn(tmp_path: Path, runs: list[dict[str, Any]]) -> None:
 
 def test_there_is_a_look_for_more_codecs_than_colours(tmp_path: Path) -> None:
     runs = [summary(f"m{i}", 0.5, i + 1, up=f"c{i}") for i in range(20)]
-    draw_pareto(tmp_path / "pareto.svg", {"one": [{**run, "higher_is_better": False} for run in runs]}, "m3", 1.0)
+    draw_pareto(tmp_path / "pareto.svg", {"one": [{**run, "higher_is_better": False} for run in runs]}, "m3", 1.0, "m0")
     assert (tmp_path / "pareto.svg").read_text().count("<use") > 20

@@ -17,7 +17,7 @@ from pfedla.report.runs import Run, spread
 from pfedla.report.weights import draw_weights
 from pfedla.result import Result
 
-__all__ = ["FORMATS", "KINDS", "draw"]
+__all__ = ["KINDS", "draw", "prepare_picture"]
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#595959")  # Okabe and Ito
 MARKS = "osD^vXP"
@@ -34,10 +34,19 @@ FONTS: dict[Any, Any] = {
 }
 
 
+def prepare_picture(path: Path) -> None:
+    """Make the folder that a picture is to be written to; refuse a name that is no picture's."""
+    if path.suffix.lower() not in FORMATS:
+        raise ConfigError(f"{path}: a picture is a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror}") from None
+
+
 def draw(kind: str, runs: Sequence[Run], path: Path, columns: int = 1) -> None:
     """Draw one of `KINDS` of some runs; what shows one run alone takes one."""
-    if path.suffix.lower() not in FORMATS:
-        raise ConfigError(f"{path}: a figure is {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
+    prepare_picture(path)
     evaluated = [run for run in runs if run.history]
     if not evaluated:
         raise RunError("none of these runs has been evaluated yet")
@@ -46,7 +55,6 @@ def draw(kind: str, runs: Sequence[Run], path: Path, columns: int = 1) -> None:
     if len({run.headline for run in evaluated}) > 1:
         raise ConfigError("runs with different headlines cannot be compared: name some with the same")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         with rc_context(FONTS):
             KINDS[kind](evaluated, path, WIDTHS[columns])
     except OSError as error:

@@ -94,16 +94,16 @@ def everywhere(
     return sorted(good, key=lambda choice: choice.megabytes)
 
 
-def draw_pareto(path: Path, comparisons: Mapping[str, Sequence[dict[str, Any]]], against: str, within: float) -> None:
+def draw_pareto(
+    path: Path, comparisons: Mapping[str, Sequence[dict[str, Any]]], against: str, within: float, chosen: str
+) -> None:
     """Draw the headline against megabytes: a colour per codec, a marker per method, the frontier as a line.
 
-    Every comparison has a panel; colours and markers mean the same in all of them.
+    Every comparison has a panel, in which `chosen` is circled; colours and markers mean the same in all of them.
     """
     found = {name: points(summaries) for name, summaries in comparisons.items()}
     every = [point for some in found.values() for point in some]
     codecs, methods = (list(dict.fromkeys(getattr(point, what) for point in every)) for what in ("codec", "method"))
-    (up,) = {summaries[0].get("higher_is_better", True) for summaries in comparisons.values()}
-    chosen = everywhere(list(found.values()), against, within, up)[0].label
     figure = Figure(figsize=(7.2, 5.2), dpi=300, layout="constrained")  # as wide as a page
     panels = figure.subplots(1, len(found), squeeze=False)[0]
     for axis, (name, summaries) in zip(panels, comparisons.items(), strict=True):
