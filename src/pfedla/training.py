@@ -189,7 +189,8 @@ class Task:
         """Return the task without one of each client's folds, and on that fold alone; `which` goes round and round.
 
         Seed and client alone decide the folds, as many as `folds` or samples. What is left is trained on for so many
-        epochs more that about as many samples are seen. There is one sample at least in both: if needed, the same.
+        epochs more, to the nearest, that as many samples are seen. There is one sample at least in both: if needed,
+        the same.
         """
         parts: tuple[list[Samples], list[Samples]] = [], []
         for samples, client, fold in zip(self.samples, self.ids, which, strict=True):
@@ -198,7 +199,7 @@ class Task:
             left_out = pieces.pop(fold % len(pieces))
             parts[0].append(samples.subset(torch.cat(pieces or [left_out])))
             parts[1].append(samples.subset(left_out))
-        longer = replace(self.training, local_epochs=-(-self.training.local_epochs * folds // (folds - 1)))
+        longer = replace(self.training, local_epochs=int(self.training.local_epochs * folds / (folds - 1) + 0.5))
         rest = Task(self.model, parts[0], self.ids, longer, self.seed, self.t, self.called)
         return rest, Task(self.model, parts[1], self.ids, self.training, self.seed, self.t, self.called)
 

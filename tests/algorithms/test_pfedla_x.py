@@ -224,7 +224,7 @@ def test_two_rounds_are_the_equations_one_after_another() -> None:
                 rest, _ = task.leave_out(5, [t - 1])
                 left = len(rest.samples[0])
                 steps = left // 4 + (left % 4 > 1)  # in batches of 4; a single sample joins the batch before it
-                path = 0.05 * 3 * steps  # ceil(2 epochs x 5/4) = 3
+                path = 0.05 * 3 * steps  # 2 epochs x 5/4, to the nearest
                 z[i, layer] += theta[name] @ delta / path
                 np.testing.assert_allclose(played.state.members.theta[name][i], played.own[name][i], atol=1e-6)
         q = weights_of_others(played.state.z, everybody(ids, n))
@@ -337,6 +337,39 @@ def test_a_fold_judges_only_what_was_not_trained_on_it_in_its_rounds(
     assert judges[used] == judges[0]  # round and round
 
 
+def test_a_fold_judges_models_whose_statistics_are_those_of_the_rest() -> None:
+    """Running statistics are recomputed without the fold, or a part of it would be in what it judges."""
+
+    class Normed(Marked):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            kind = "train" if self.training else "normalize" if self.norm.training else "judge"
+            self.seen.append((kind, (x[:, 0] * 1000).round().int().tolist()))
+            out: Tensor = self.fc(self.norm(x))
+            return out
+
+    template = Normed()
+    made = setting(PFedLAX(hold=1, serve_steps=2), "mlp")
+    made = Setting(template, type(made.spec).of(template), made.algorithm, made.training, 0)
+    fleet = WireFleet(made, {i: ClientData(marked(11), marked(11)) for i in range(2)})
+    played = Played(made, server_of(made, 2), fleet, 2)
+    module: Any = fleet.devices[0].runtime.model.module
+    left_out = set[int]()
+    for t in range(4):
+        module.seen.clear()
+        run_round(made.algorithm, played.server, fleet, [0, 1])
+        kinds = [kind for kind, _ in module.seen]
+        before = module.seen[: kinds.index("train")]
+        assert [kind for kind, _ in before] == ["normalize", "judge"] * 2 * (t > 0)
+        for kind, some in before:
+            assert set(some) == (left_out if kind == "judge" else set(range(11)) - left_out)
+        left_out = set(range(11)) - {mark for kind, some in module.seen if kind == "train" for mark in some}
+        assert left_out
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 12])
 def test_folds_of_few_samples(count: int) -> None:
     made = setting(PFedLAX(), "mlp")
@@ -352,16 +385,21 @@ def test_folds_of_few_samples(count: int) -> None:
         assert not left & judge or count == 1
     sizes = [len(fold.samples[0]) for _, fold in pairs[:5]]
     assert max(sizes) - min(sizes) <= 1
-    assert task.leave_out(5, [0])[0].training.local_epochs == 3  # of 2: 2 x 5/4, rounded up
     assert task.training.local_epochs == 2
 
 
-def test_as_many_samples_are_seen_as_without_folds() -> None:
-    made = setting(PFedLAX(), "mlp", local_epochs=10)
-    task = Task(FlatModel(copy.deepcopy(made.template), made.spec), [marked(100)], [0], made.training, 0, 1)
-    rest, _ = task.leave_out(5, [1])
-    assert rest.training.local_epochs * len(rest.samples[0]) == 13 * 80  # at least 10 x 100
-    assert float(rest.path[0]) == pytest.approx(0.05 * 13 * 20)
+@pytest.mark.parametrize(
+    ("epochs", "folds", "longer"),
+    [(10, 5, 13), (10, 3, 15), (10, 10, 11), (10, 2, 20), (1, 5, 1), (2, 5, 3), (1, 2, 2)],
+)
+def test_as_many_samples_are_seen_as_without_folds_to_the_nearest_epoch(epochs: int, folds: int, longer: int) -> None:
+    made = setting(PFedLAX(), "mlp", local_epochs=epochs)
+    task = Task(FlatModel(copy.deepcopy(made.template), made.spec), [marked(120)], [0], made.training, 0, 1)
+    rest, fold = task.leave_out(folds, [1])
+    left = 120 - 120 // folds
+    assert (rest.training.local_epochs, len(rest.samples[0]), fold.training.local_epochs) == (longer, left, epochs)
+    assert abs(longer * left - epochs * 120) <= left / 2
+    assert float(rest.path[0]) == pytest.approx(0.05 * longer * left / 4)  # in batches of 4
 
 
 # ---- settings, and what they are for

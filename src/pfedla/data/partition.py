@@ -196,7 +196,8 @@ def _sizes(clients: int, most: int, fewest: int | None, power: float | None, rng
         raise ConfigError(f"data.fewest_samples must be from 2 to data.samples_per_client, {most}, not {fewest}")
     if power is not None:
         rank = 1.0 + rng.permutation(clients)
-        return np.rint(most * rank**-power).astype(np.int64).clip(least, most)
+        falling: Ints = np.rint(most * rank**-power).astype(np.int64).clip(least, most)
+        return falling
     return np.full(clients, most) if fewest is None else rng.integers(least, most, clients, endpoint=True)
 
 
