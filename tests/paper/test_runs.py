@@ -13,7 +13,7 @@ from pfedla.errors import RunError
 from pfedla.paper import runs
 from pfedla.paper.grid import ITEMS, KEEP, LITERAL, Cell, Method, Wanted, cells_of, columns_of
 from pfedla.paper.runs import Places, finished, left, run_all, run_cell
-from pfedla.record import RunRecord
+from pfedla.record import RunRecord, locked
 
 COLUMN = columns_of(ITEMS["table1"], Wanted("smoke", datasets=("emnist",), clients=(10,)))[0]
 LOCAL = Cell(COLUMN, Method("Local", "local"), 0)
@@ -63,8 +63,24 @@ def test_a_finished_cell_outlives_its_run_and_is_never_run_again(
     table = cells_of([ITEMS["table3"]], Wanted("smoke", datasets=("emnist",)))
     assert [cell.method for cell in left(smoke, table)] == [KEEP[1], KEEP[3]]
     monkeypatch.setattr(runs, "carry_out", None)  # it would be called
+    assert run_cell(smoke, cells[1]) == kept  # another process may have run it meanwhile
     with pytest.raises(TypeError):
-        run_cell(smoke, cells[0])
+        run_cell(smoke, cells[1], overwrite=True)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_cell_that_another_process_runs_is_left_to_it(
+    smoke: Places, monkeypatch: pytest.MonkeyPatch, jobs: int
+) -> None:
+    monkeypatch.setattr(runs, "carry_out", None)
+    monkeypatch.setattr(runs, "_start", None)
+    record = RunRecord(smoke.folder(LOCAL))
+    record.path.mkdir(parents=True)
+    record.config.write_text("")
+    told: list[str] = []
+    with locked(record.path):
+        assert run_all(smoke, [LOCAL], jobs=jobs, tell=told.append) == []
+    assert told == [f"Local on {COLUMN.name}, seed 0 is left to the process that runs it already"]
 
 
 def test_own_weights_are_kept_of_many_clients_and_weights_among_them_are_not() -> None:

@@ -115,6 +115,10 @@ class _NormPoolReLU(torch.autograd.Function):
 
 def pool_relu(x: Tensor) -> Tensor:
     """Return `relu(max_pool2d(x, 2))` of images that are channels-last, their channels a multiple of 16."""
+    if not (torch.is_grad_enabled() and x.requires_grad):
+        out = _pooled(x)
+        _compiled.pool_forward(x.data_ptr(), _shape(x), out.data_ptr(), 0)
+        return out
     apply: Callable[..., Tensor] = _PoolReLU.apply
     return apply(x)
 

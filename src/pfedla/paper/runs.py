@@ -153,7 +153,9 @@ def own_weights(alpha: np.ndarray) -> np.ndarray:
 
 
 def run_cell(places: Places, cell: Cell, *, watch: Watch | None = None, overwrite: bool = False) -> Summary:
-    """Run a cell, or resume it, and add its figures to its column's file."""
+    """Run a cell, or resume it, and add its figures to its column's file; what another process has added is kept."""
+    if not overwrite and (known := finished(places, cell)):
+        return known
     experiment, path = experiment_of(cell, places.scale, places.machine), places.folder(cell)
     stands = "new" if overwrite else standing(path, experiment)
     if stands != "complete":
@@ -176,6 +178,8 @@ def run_all(
 ) -> list[str]:
     """Run cells one by one, or `jobs` at a time, each in a process; return why those that failed did.
 
+    Cells that another process is at are left to it.
+
     Parameters
     ----------
     places
@@ -197,10 +201,16 @@ def run_all(
         failed.setdefault(why, []).append(cell)
         tell(f"{_words(cell)} is left out: {why}")
 
+    def free(cell: Cell) -> bool:
+        record = RunRecord(places.folder(cell))
+        if taken := record.exists and record.state == "running":
+            tell(f"{_words(cell)} is left to the process that runs it already")
+        return not taken
+
     if jobs > 1:
-        _run_processes(places, cells, jobs, overwrite, report, fail)
+        _run_processes(places, cells, jobs, overwrite, report, fail, free)
     else:
-        for cell in cells:
+        for cell in filter(free, cells):
             try:
                 run_cell(places, cell, watch=lambda now, cell=cell: report(cell, now.t), overwrite=overwrite)  # type: ignore[misc]
             except PfedlaError as error:
@@ -215,6 +225,7 @@ def _run_processes(
     overwrite: bool,
     report: Report,
     fail: Callable[[Cell, str], None],
+    free: Callable[[Cell], bool],
 ) -> None:
     """Run cells in processes of their own; if this one is stopped, so are they, each with a checkpoint."""
     waiting, busy = list(cells), dict[subprocess.Popen[str], Cell]()
@@ -223,7 +234,8 @@ def _run_processes(
             while waiting or busy:
                 while waiting and len(busy) < jobs:
                     cell = waiting.pop(0)
-                    busy[_start(places, cell, overwrite)] = cell
+                    if free(cell):
+                        busy[_start(places, cell, overwrite)] = cell
                 time.sleep(0.2)
                 for process, cell in list(busy.items()):
                     if process.poll() is None:
