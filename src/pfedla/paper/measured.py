@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pfedla.objective import CLASS_PRIOR
 from pfedla.paper.counting import Spread
 from pfedla.paper.grid import SLUGS, Cell, Column, Item, Method, Wanted, columns_of, facts_of, methods_of, seconds_of
-from pfedla.paper.runs import RESULTS, Places, Summary, summaries_of
+from pfedla.paper.runs import RESULTS, Places, Summary, left, summaries_of
 from pfedla.paper.sheets import Figure, Sheet, lasting
 
 __all__ = [
@@ -119,7 +119,7 @@ def missing(item: Item, places: Places, wanted: Wanted, rows: Mapping[Column, Se
         )  # a command cannot tell them apart
         seeds = wanted.seeds or max(alike, default=1)
         cells = [Cell(column, method, seed) for seed in range(seeds) for method in rows[column]]
-        cells = [cell for cell in cells if cell not in held]
+        cells = left(places, cells)
         default = methods_of(item, column, wanted._replace(algorithms=()))
         words: list[str] = []
         if item.name in ("table1", "table2"):
