@@ -6,6 +6,7 @@ It imports nothing of `pfedla`, because the peers of `benchmarks.peers` run it i
 from __future__ import annotations
 
 import copy
+import gc
 import multiprocessing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -119,6 +120,7 @@ class BareLoop:
 
 def _serve(connection: Connection, work: Work, model: Callable[[], nn.Module], clients: Sequence[int]) -> None:
     """Train this process's clients whenever asked to."""
+    gc.freeze()  # to end what came along with the fork may mean to wait for threads that did not
     torch.set_num_threads(1)
     first = model().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     data = [work.tensors(client) for client in clients]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -23,7 +24,7 @@ from pfedla.models import MLP
 from pfedla.pool import InProcess, Processes, assign, available_cores, local_pool
 from pfedla.rounds import Schedule, run
 from pfedla.training import ClientData, Samples, Training
-from tests.troubled import Faulty, Killed
+from tests.troubled import Collecting, Faulty, Killed
 from tests.world import data, download, fleet_of, same, setting, uploads
 
 IDS = [0, 1, 2, 3]
@@ -176,6 +177,29 @@ def test_workers_can_be_spawned(monkeypatch: pytest.MonkeyPatch) -> None:
         with closing(fleet_of(made, clients, workers)) as fleet:
             found.append(uploads(fleet, made, [0, 1]))
     same(found[0], found[1])
+
+
+def test_workers_leave_garbage_that_came_along_with_the_fork_to_the_server(tmp_path: Path) -> None:
+    """A runtime's threads are not forked: who ends it in a worker may wait for them forever."""
+
+    class Owned:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            (tmp_path / str(os.getpid())).touch()
+
+    made = setting(Collecting(), "mlp")
+    gc.disable()
+    try:
+        Owned()
+        with closing(fleet_of(made, data(4), 2)) as fleet:
+            uploads(fleet, made, IDS)
+        assert not list(tmp_path.iterdir())
+    finally:
+        gc.enable()
+    gc.collect()
+    assert [path.name for path in tmp_path.iterdir()] == [str(os.getpid())]
 
 
 def test_closing_leaves_no_process() -> None:

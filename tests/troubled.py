@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from pfedla.layers import Layers
 from pfedla.training import Task
 from pfedla.wire import Payload
 
-__all__ = ["Counting", "Faulty", "Killed"]
+__all__ = ["Collecting", "Counting", "Faulty", "Killed"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,15 @@ class Faulty(FedAvg):
     def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
         if (task.ids[0], task.t) == (1, 2):
             raise ZeroDivisionError("a mistake")
+        return super().train(own, got, task)
+
+
+@dataclass(frozen=True)
+class Collecting(FedAvg):
+    """A method whose clients collect garbage."""
+
+    def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
+        gc.collect()
         return super().train(own, got, task)
 
 

@@ -8,6 +8,7 @@ that dies is replaced and its job done again; a client whose job kills two worke
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import multiprocessing
 import os
@@ -295,6 +296,7 @@ class _Channel:
 
 def _serve(channel: _Channel, setting: Setting, data: Mapping[int, ClientData], parent: int) -> None:
     """Run a worker: take jobs until the server's process is gone."""
+    gc.freeze()  # garbage that came along with a fork is the server's: to end it may mean to wait for its threads
     for number in SIGNALS:  # a whole group is often sent them, and they are the server's to handle
         signal.signal(number, signal.SIG_IGN)
     _end_with_parent()
