@@ -20,7 +20,7 @@ from benchmarks.federation import Federation
 from benchmarks.measuring import Row, in_turns
 from benchmarks.work import Work
 from pfedla import PFedLA, kernels
-from pfedla.blocks import Conv2d, NormPoolReLU, PoolReLU
+from pfedla.blocks import Conv2d, ConvPoolReLU, NormPoolReLU
 from pfedla.pool import available_cores
 
 __all__ = ["measure"]
@@ -30,23 +30,34 @@ EVERYTHING = "all loops"
 
 def normed(block: nn.BatchNorm2d, x: Tensor) -> Tensor:
     """Do what `NormPoolReLU` does."""
-    return pooled(block, nn.BatchNorm2d.forward(block, x))
+    return pooled(nn.BatchNorm2d.forward(block, x))
 
 
-def pooled(_: nn.Module, x: Tensor) -> Tensor:
-    """Do what `PoolReLU` does."""
+def convolved(block: nn.Conv2d, x: Tensor) -> Tensor:
+    """Do what `ConvPoolReLU` does."""
+    return pooled(nn.Conv2d.forward(block, x))
+
+
+def half(block: Conv2d, x: Tensor) -> Tensor:
+    """Do what `ConvPoolReLU` does, of which the convolution by a loop."""
+    return pooled(Conv2d.forward(block, x))
+
+
+def pooled(x: Tensor) -> Tensor:
+    """Pool images, and pass them through ReLU."""
     return functional.max_pool2d(x, 2).relu()
 
 
 BLOCKS: dict[str, tuple[type[nn.Module], Callable[..., Tensor]]] = {
     "convolutions": (Conv2d, nn.Conv2d.forward),
     "batch norm, pooling, ReLU": (NormPoolReLU, normed),
-    "pooling, ReLU": (PoolReLU, pooled),
+    "convolutions, pooling, ReLU": (ConvPoolReLU, convolved),
+    "pooling, ReLU": (ConvPoolReLU, half),
 }
 GRAY = Work(images=140, shape=(1, 28, 28), batch_norm=False)
 SETTINGS = {
     "10 clients, 3x32x32": (Work(images=140), range(10), ("convolutions", "batch norm, pooling, ReLU")),
-    "10 clients, 1x28x28": (GRAY, range(10), ("convolutions", "pooling, ReLU")),
+    "10 clients, 1x28x28": (GRAY, range(10), ("convolutions, pooling, ReLU", "pooling, ReLU")),
     "10 of 100 clients, 3x32x32": (Work(clients=100, images=140, epochs=20), range(0, 100, 10), ()),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from typing import Any
@@ -12,6 +13,11 @@ import torch
 from pfedla import cli
 from pfedla.algorithm import Algorithm
 from tests import world
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Take a process more than there are cores: one of them waits for minutes, see below."""
+    return (os.cpu_count() or 1) + 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

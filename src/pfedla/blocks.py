@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from pfedla import kernels
 
-__all__ = ["Conv2d", "NormPoolReLU", "PoolReLU"]
+__all__ = ["Conv2d", "ConvPoolReLU", "NormPoolReLU"]
 
 CHANNELS = 16  # the loops take so many at once
 
@@ -30,44 +30,52 @@ class Conv2d(nn.Conv2d):
 
     @torch.jit.unused
     def _quick(self, x: Tensor) -> Tensor:
-        bias, (rows, columns) = self.bias, self.kernel_size
-        plain = self.stride == self.dilation == (1, 1) and self.padding in ("valid", (0, 0)) and self.groups == 1
-        if (
-            bias is None
-            or not (plain and _loops_for(x, self.weight))
-            or self.out_channels % CHANNELS
-            or x.shape[1] != self.in_channels
-            or x.shape[2] < rows
-            or x.shape[3] < columns
-            or (x.requires_grad and self.in_channels % CHANNELS)
-        ):
+        if self.bias is None or not self._fits(x):
             return super().forward(x)
-        return kernels.conv2d(x, self.weight, bias)
+        return kernels.conv2d(x, self.weight, self.bias)
+
+    def _fits(self, x: Tensor) -> bool:
+        """Say whether there are loops for images like these."""
+        plain = self.stride == self.dilation == (1, 1) and self.padding in ("valid", (0, 0)) and self.groups == 1
+        return (
+            plain
+            and _loops_for(x, self.weight)
+            and self.out_channels % CHANNELS == 0
+            and x.shape[1] == self.in_channels
+            and x.shape[2] >= self.kernel_size[0]
+            and x.shape[3] >= self.kernel_size[1]
+            and not (x.requires_grad and self.in_channels % CHANNELS)
+        )
 
 
-class PoolReLU(nn.Module):
-    """2x2 max-pooling, then ReLU: the same function as ReLU before it, on a quarter of the values."""
+class ConvPoolReLU(Conv2d):
+    """Convolution, 2x2 max-pooling and ReLU of images: on one core a compiled loop, image by image.
+
+    It is a `Conv2d` with the same settings and parameters, whose output is pooled, then passed through ReLU: the same
+    function as ReLU before pooling, on a quarter of the values. The convolution's own output is not kept, and gradients
+    are computed for the places that pooling chose, no others. What the loops are not made for is left to torch.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return `relu(max_pool2d(x, 2))`."""
+        """Return `relu(max_pool2d(conv2d(x, weight, bias), 2))`."""
         if torch.jit.is_scripting():
-            return functional.max_pool2d(x, 2).relu()
+            return functional.max_pool2d(self._conv_forward(x, self.weight, self.bias), 2).relu()
         else:  # noqa: RET505
             return self._quick(x)
 
     @torch.jit.unused
     def _quick(self, x: Tensor) -> Tensor:
-        if _loops_for(x, x) and _pools(x):
-            return kernels.pool_relu(x)
-        return functional.max_pool2d(x, 2).relu()
+        rows, columns = self.kernel_size
+        if self.bias is None or not self._fits(x) or x.shape[2] <= rows or x.shape[3] <= columns:
+            return functional.max_pool2d(super()._quick(x), 2).relu()
+        return kernels.conv_pool_relu(x, self.weight, self.bias)
 
 
 class NormPoolReLU(nn.BatchNorm2d):
     """Batch norm, 2x2 max-pooling and ReLU of images: on one core a compiled loop in three passes over the values.
 
     As operations of their own they take half the time of training a small network. It is a `BatchNorm2d` with the same
-    settings, parameters and statistics, followed by `PoolReLU`. What the loops are not made for (other precisions,
-    memory formats and devices, more than one thread) is left to torch.
+    settings, parameters and statistics, followed by pooling and ReLU. What the loops are not made for is left to torch.
     """
 
     def forward(self, x: Tensor) -> Tensor:

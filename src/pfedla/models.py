@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from pfedla.blocks import Conv2d, NormPoolReLU, PoolReLU
+from pfedla.blocks import Conv2d, ConvPoolReLU, NormPoolReLU
 from pfedla.errors import ConfigError, ModelError, known_name
 from pfedla.objective import Objective
 from pfedla.randomness import seed_of
@@ -60,10 +60,11 @@ class LeNet(nn.Module):
         if len(shape) != 3 or min(shape[1:]) < 16:
             raise ModelError(f"LeNet takes images (channels, height, width) of at least 16x16, not {tuple(shape)}")
         channels, height, width = shape
-        self.conv1 = Conv2d(channels, 16, 5)
-        self.bn1 = NormPoolReLU(16) if batch_norm else PoolReLU()
-        self.conv2 = Conv2d(16, 32, 5)
-        self.bn2 = NormPoolReLU(32) if batch_norm else PoolReLU()
+        convolution = Conv2d if batch_norm else ConvPoolReLU  # either way, pooling and ReLU come after all else
+        self.conv1 = convolution(channels, 16, 5)
+        self.bn1 = NormPoolReLU(16) if batch_norm else nn.Identity()
+        self.conv2 = convolution(16, 32, 5)
+        self.bn2 = NormPoolReLU(32) if batch_norm else nn.Identity()
         self.fc1 = nn.Linear(32 * _pooled(height) * _pooled(width), 120)
         self.fc2 = nn.Linear(120, 84)
         self.fc3 = nn.Linear(84, classes)

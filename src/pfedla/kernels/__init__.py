@@ -24,7 +24,7 @@ try:
 except ImportError:  # built without it
     _levels = ()
 
-__all__ = ["OFF", "available", "choose", "conv2d", "level", "norm_pool_relu", "pool_relu", "switch"]
+__all__ = ["OFF", "available", "choose", "conv2d", "conv_pool_relu", "level", "norm_pool_relu", "switch"]
 
 OFF = "off"
 VARIABLE = "PFEDLA_KERNELS"
@@ -113,33 +113,6 @@ class _NormPoolReLU(torch.autograd.Function):
         return (*found, None, None, None, None)
 
 
-def pool_relu(x: Tensor) -> Tensor:
-    """Return `relu(max_pool2d(x, 2))` of images that are channels-last, their channels a multiple of 16."""
-    if not (torch.is_grad_enabled() and x.requires_grad):
-        out = _pooled(x)
-        _compiled.pool_forward(x.data_ptr(), _shape(x), out.data_ptr(), 0)
-        return out
-    apply: Callable[..., Tensor] = _PoolReLU.apply
-    return apply(x)
-
-
-class _PoolReLU(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        out, best = _pooled(x), _pooled(x)
-        _compiled.pool_forward(x.data_ptr(), _shape(x), *_addresses(out, best))
-        ctx.save_for_backward(x, out, best)
-        return out
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        x, out, best = ctx.saved_tensors
-        grad, found = grad.contiguous(memory_format=torch.channels_last), torch.empty_like(x)
-        _compiled.pool_backward(x.data_ptr(), _shape(x), *_addresses(out, best, grad, found))
-        return found
-
-
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return `conv2d(x, weight, bias)`: stride 1, no padding.
 
@@ -152,13 +125,9 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 class _Conv2d(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        (n, _, h, w), (channels, _, rows, columns) = x.shape, weight.shape
-        out = torch.empty((n, channels, h - rows + 1, w - columns + 1), memory_format=torch.channels_last)
-        weight = weight.contiguous()
-        sizes = (*_shape(x), channels, rows, columns)
-        _compiled.conv_forward(x.data_ptr(), sizes, *_addresses(weight, bias, out))
+        out, weight = _convolved(x, weight), weight.contiguous()
+        _compiled.conv_forward(x.data_ptr(), _sizes(x, weight), *_addresses(weight, bias, out))
         ctx.save_for_backward(x, weight, bias)
-        ctx.sizes = sizes
         return out
 
     @staticmethod
@@ -170,12 +139,55 @@ class _Conv2d(torch.autograd.Function):
         to_weight, to_bias = torch.empty_like(weight), torch.empty_like(bias)
         _compiled.conv_backward(
             x.data_ptr(),
-            ctx.sizes,
+            _sizes(x, weight),
             *_addresses(weight, grad),
             0 if to_x is None else to_x.data_ptr(),
             *_addresses(to_weight, to_bias),
         )
         return to_x, to_weight, to_bias
+
+
+def conv_pool_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return `relu(max_pool2d(conv2d(x, weight, bias), 2))`: images and channels as for `conv2d`."""
+    if not torch.is_grad_enabled():
+        out = _convolved(x, weight, pooled=True)
+        _compiled.conv_pool_forward(x.data_ptr(), _sizes(x, weight), *_addresses(weight.contiguous(), bias, out), 0)
+        return out
+    apply: Callable[..., Tensor] = _ConvPoolReLU.apply
+    return apply(x, weight, bias)
+
+
+class _ConvPoolReLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        out, weight = _convolved(x, weight, pooled=True), weight.contiguous()
+        won = torch.empty_like(out, dtype=torch.int32)
+        _compiled.conv_pool_forward(x.data_ptr(), _sizes(x, weight), *_addresses(weight, bias, out, won))
+        ctx.save_for_backward(x, weight, bias, won)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+        x, weight, bias, won = ctx.saved_tensors
+        grad = grad.contiguous(memory_format=torch.channels_last)
+        to_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
+        to_weight, to_bias = torch.empty_like(weight), torch.empty_like(bias)
+        _compiled.conv_pool_backward(
+            x.data_ptr(),
+            _sizes(x, weight),
+            *_addresses(weight, won, grad),
+            0 if to_x is None else to_x.data_ptr(),
+            *_addresses(to_weight, to_bias),
+        )
+        return to_x, to_weight, to_bias
+
+
+def _convolved(x: Tensor, weight: Tensor, *, pooled: bool = False) -> Tensor:
+    """Return room for what a convolution makes of images, and 2x2 pooling of that."""
+    (n, _, h, w), (channels, _, rows, columns) = x.shape, weight.shape
+    out = torch.empty((n, channels, h - rows + 1, w - columns + 1), memory_format=torch.channels_last)
+    return _pooled(out) if pooled else out
 
 
 def _pooled(x: Tensor) -> Tensor:
@@ -187,6 +199,12 @@ def _pooled(x: Tensor) -> Tensor:
 def _shape(x: Tensor) -> Shape:
     n, c, h, w = x.shape
     return n, h, w, c
+
+
+def _sizes(x: Tensor, weight: Tensor) -> tuple[int, ...]:
+    """Return the sizes of a convolution: of images, and its kernels' number, height and width."""
+    channels, _, rows, columns = weight.shape
+    return *_shape(x), channels, rows, columns
 
 
 def _addresses(*tensors: Tensor) -> tuple[int, ...]:

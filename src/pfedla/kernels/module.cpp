@@ -1,6 +1,6 @@
-// Convolutions, and pooling with ReLU, and with batch norm, in one. `loops.inc` holds the loops, compiled for two
-// instruction sets of x86-64; the best that the processor has is chosen when the module is loaded. Elsewhere `levels()`
-// is empty.
+// Convolutions, alone and with pooling and ReLU in one, and batch norm with these. `loops.inc` holds the loops,
+// compiled for two instruction sets of x86-64; the best that the processor has is chosen when the module is loaded.
+// Elsewhere `levels()` is empty.
 //
 // Functions take addresses and sizes and trust them: `pfedla.kernels` checks what it passes. Nothing is allocated for
 // the caller, and the interpreter's lock is given up meanwhile.
@@ -28,6 +28,9 @@ struct Conv {  // of images (n, h, w, c) with kernels (out, c, kh, kw), without 
     long n, h, w, c, out, kh, kw;
     long rows() const { return h - kh + 1; }
     long columns() const { return w - kw + 1; }
+    long image() const { return h * w * c; }  // values of one
+    long pooled() const { return (rows() / 2) * (columns() / 2) * out; }
+    Conv one() const { return {1, h, w, c, out, kh, kw}; }
 };
 
 struct Loops {  // one instruction set's
@@ -37,13 +40,16 @@ struct Loops {  // one instruction set's
     void (*passed)(const float *, const float *, const float *, long, long, double *, double *);
     void (*spread)(const float *, Shape, const float *, const float *, const float *, const float *, const float *,
                    const float *, float *);
+    void (*pool)(const float *, long, long, long, float *, int *);
+    void (*unpool)(const int *, const float *, long, long, long, float *);
     void (*conv)(const float *, Conv, const float *, const float *, float *);
     void (*conv_weights)(const float *, Conv, const float *, float *, float *);
     void (*conv_input)(Conv, const float *, const float *, float *);
     void (*conv_sparse)(const float *, Conv, const float *, const float *, float *, float *, float *);
 };
 
-#define LOOPS(name) {#name, moments, norm_pool, passed, spread, conv, conv_weights, conv_input, conv_sparse}
+#define LOOPS(name) \
+    {#name, moments, norm_pool, passed, spread, pool, unpool, conv, conv_weights, conv_input, conv_sparse}
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #pragma GCC push_options
@@ -165,28 +171,6 @@ PyObject *norm_backward(PyObject *, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-PyObject *pool_forward(PyObject *, PyObject *args) {
-    Address x, out, best;
-    Shape s;
-    if (!PyArg_ParseTuple(args, "K(llll)KK", &x, &s.n, &s.h, &s.w, &s.c, &out, &best)) return nullptr;
-    Py_BEGIN_ALLOW_THREADS;
-    const std::vector<float> scale(s.c, 1), shift(s.c, 0);
-    loops->norm_pool(at<float>(x), s, &scale[0], &shift[0], at<float>(out), at<float>(best));
-    Py_END_ALLOW_THREADS;
-    Py_RETURN_NONE;
-}
-
-PyObject *pool_backward(PyObject *, PyObject *args) {
-    Address x, out, best, grad, to_x;
-    Shape s;
-    if (!PyArg_ParseTuple(args, "K(llll)KKKK", &x, &s.n, &s.h, &s.w, &s.c, &out, &best, &grad, &to_x)) return nullptr;
-    Py_BEGIN_ALLOW_THREADS;
-    loops->spread(at<float>(x), s, at<float>(out), at<float>(best), at<float>(grad), nullptr, nullptr, nullptr,
-                  at<float>(to_x));
-    Py_END_ALLOW_THREADS;
-    Py_RETURN_NONE;
-}
-
 // Call work(place in torch's weights, place in packed ones): the latter are (blocks of channels, kh, kw, the other
 // channels, `block`), and blocks are of output channels, or of input channels `by_input`.
 template <typename Work>
@@ -225,20 +209,59 @@ PyObject *conv_backward(PyObject *, PyObject *args) {
                           &to_x, &to_weight, &to_bias))
         return nullptr;
     Py_BEGIN_ALLOW_THREADS;
-    const float *images = at<float>(x), *weights = at<float>(weight), *dy = at<float>(grad);
-    float *dx = at<float>(to_x), *bias = at<float>(to_bias);
-    const long values = s.n * s.rows() * s.columns() * s.out;
-    const bool sparse = s.kw * s.c % BLOCK == 0 && std::count(dy, dy + values, 0.0f) > 2 * values / 3;
+    const float *dy = at<float>(grad);
     std::vector<float> found(s.out * s.c * s.kh * s.kw);
-    std::fill_n(bias, s.out, 0.0f);
-    if (sparse) {
-        if (dx) std::fill_n(dx, s.n * s.h * s.w * s.c, 0.0f);
-        loops->conv_sparse(images, s, packed(s, 1, false, weights).data(), dy, &found[0], bias, dx);
-    } else {
-        loops->conv_weights(images, s, dy, &found[0], bias);
-        if (dx) loops->conv_input(s, packed(s, BLOCK, true, weights).data(), dy, dx);
+    std::fill_n(at<float>(to_bias), s.out, 0.0f);
+    loops->conv_weights(at<float>(x), s, dy, &found[0], at<float>(to_bias));
+    if (to_x) loops->conv_input(s, packed(s, BLOCK, true, at<float>(weight)).data(), dy, at<float>(to_x));
+    packing(s, BLOCK, false, [&](long here, long there) { at<float>(to_weight)[here] = found[there]; });
+    Py_END_ALLOW_THREADS;
+    Py_RETURN_NONE;
+}
+
+// Images one by one, so that what comes between convolution and pooling stays in the cache.
+PyObject *conv_pool_forward(PyObject *, PyObject *args) {
+    Address x, weight, bias, out, won;
+    Conv s;
+    if (!PyArg_ParseTuple(args, "K(lllllll)KKKK", &x, &s.n, &s.h, &s.w, &s.c, &s.out, &s.kh, &s.kw, &weight, &bias,
+                          &out, &won))
+        return nullptr;
+    Py_BEGIN_ALLOW_THREADS;
+    const std::vector<float> weights = packed(s, BLOCK, false, at<float>(weight));
+    std::vector<float> y(s.rows() * s.columns() * s.out);
+    for (long n = 0; n < s.n; n++) {
+        loops->conv(at<float>(x) + n * s.image(), s.one(), &weights[0], at<float>(bias), &y[0]);
+        loops->pool(&y[0], s.rows(), s.columns(), s.out, at<float>(out) + n * s.pooled(),
+                    won ? at<int>(won) + n * s.pooled() : nullptr);
     }
-    packing(s, sparse ? 1 : BLOCK, false, [&](long here, long there) { at<float>(to_weight)[here] = found[there]; });
+    Py_END_ALLOW_THREADS;
+    Py_RETURN_NONE;
+}
+
+PyObject *conv_pool_backward(PyObject *, PyObject *args) {
+    Address x, weight, won, grad, to_x, to_weight, to_bias;
+    Conv s;
+    if (!PyArg_ParseTuple(args, "K(lllllll)KKKKKK", &x, &s.n, &s.h, &s.w, &s.c, &s.out, &s.kh, &s.kw, &weight, &won,
+                          &grad, &to_x, &to_weight, &to_bias))
+        return nullptr;
+    Py_BEGIN_ALLOW_THREADS;
+    const bool sparse = s.kw * s.c % BLOCK == 0;  // so it is if there is a gradient to x
+    const long block = sparse ? 1 : BLOCK;
+    const std::vector<float> weights = packed(s, block, false, at<float>(weight));
+    std::vector<float> dy(s.rows() * s.columns() * s.out), found(weights.size());
+    std::fill_n(at<float>(to_bias), s.out, 0.0f);
+    if (to_x) std::fill_n(at<float>(to_x), s.n * s.image(), 0.0f);
+    for (long n = 0; n < s.n; n++) {
+        const float *image = at<float>(x) + n * s.image();
+        loops->unpool(at<int>(won) + n * s.pooled(), at<float>(grad) + n * s.pooled(), s.rows(), s.columns(), s.out,
+                      &dy[0]);
+        if (sparse)
+            loops->conv_sparse(image, s.one(), &weights[0], &dy[0], &found[0], at<float>(to_bias),
+                               to_x ? at<float>(to_x) + n * s.image() : nullptr);
+        else
+            loops->conv_weights(image, s.one(), &dy[0], &found[0], at<float>(to_bias));
+    }
+    packing(s, block, false, [&](long here, long there) { at<float>(to_weight)[here] = found[there]; });
     Py_END_ALLOW_THREADS;
     Py_RETURN_NONE;
 }
@@ -248,10 +271,10 @@ PyMethodDef methods[] = {
     {"use", use, METH_VARARGS, "Take the loops for another of `levels()`."},
     {"norm_forward", norm_forward, METH_VARARGS, "Batch norm, 2x2 max-pooling and ReLU."},
     {"norm_backward", norm_backward, METH_VARARGS, "Gradients of norm_forward in training."},
-    {"pool_forward", pool_forward, METH_VARARGS, "2x2 max-pooling and ReLU."},
-    {"pool_backward", pool_backward, METH_VARARGS, "Gradient of pool_forward."},
     {"conv_forward", conv_forward, METH_VARARGS, "Convolution without padding."},
     {"conv_backward", conv_backward, METH_VARARGS, "Gradients of conv_forward."},
+    {"conv_pool_forward", conv_pool_forward, METH_VARARGS, "Convolution without padding, 2x2 max-pooling and ReLU."},
+    {"conv_pool_backward", conv_pool_backward, METH_VARARGS, "Gradients of conv_pool_forward."},
     {nullptr, nullptr, 0, nullptr},
 };
 
