@@ -80,6 +80,10 @@ def test_the_blur_is_a_binomial_one_with_noise_on_top(monkeypatch: pytest.Monkey
     flat = imaged(np.full((40, 1, 20, 20), 128, np.uint8), 3, np.random.default_rng(1))
     assert flat.std() == pytest.approx(25, rel=0.03)
     assert not np.array_equal(noisy, smooth)
+    dark, light = (imaged(np.full((40, 1, 20, 20), value, np.uint8), 3, np.random.default_rng(1)) for value in (0, 255))
+    assert (dark.min(), light.max()) == (0, 255)
+    assert (dark == 0).mean() == pytest.approx(0.5, abs=0.02)  # noise beyond black and white is cut off
+    assert light.min() > 100
 
 
 @pytest.mark.parametrize("split", [IID(), NonIID1(3)])
@@ -166,6 +170,7 @@ def test_as_many_groups_as_classes_and_square_images() -> None:
     with pytest.raises(ConfigError, match="these are not square"):
         shift_words("both", 3, 10, (1, 28, 30))
     assert len(shift_words("both", 2, 10, (1, 28, 30))) == 2
+    assert len(shift_words("labels", 10, 10, (1, 28, 28))) == 10
     assert shift_words("none", 2, 10, (3,)) == [f"group {g}: images as they are, labels as they are" for g in (0, 1)]
 
 

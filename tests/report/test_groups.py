@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib import rc_context
 from matplotlib.image import imread
 
 from pfedla.report.groups import (
@@ -197,6 +199,22 @@ def test_the_table_has_means_over_runs() -> None:
     assert rows[5][-2] == "1.00"
     assert rows[-1][0] == "even weights"
     assert [float(row[6]) for row in rows[2:-1]] == [pytest.approx(line["pair"], abs=0.051) for line in lines]
+
+
+def test_the_picture_says_what_the_table_does(tmp_path: Path) -> None:
+    runs = [run(), run(seed=3)]
+    with rc_context({"svg.fonttype": "none"}):
+        draw_groups(tmp_path / "said.svg", runs)
+    text = (tmp_path / "said.svg").read_text()
+    said = re.findall(r"<text [^>]*>([^<]*)</text>", text)
+    lines = overall(runs)
+    assert "<image" in text  # how well groups are found, over the rounds
+    for (place, line), t in itertools.product(enumerate(lines), (0, 1)):
+        assert f"{np.mean([one['index'][t][place] for one in runs]):.2f}".replace("-0.00", "0.00") in said
+        assert {line["layer"], f"chance {line['chance']:.2f}", f"{line['pair']:.2f} x"} <= set(said)
+    assert {"pfedla", "5", "10", "the client itself", "others of its group", "other groups"} <= set(said)
+    assert any("95 % of guesses" in words for words in said)
+    assert any("one of the group / one of another" in words for words in said)
 
 
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
