@@ -129,7 +129,7 @@ class Judged(Algorithm[State]):
     hold: Count = 2
     logits: Literal["two", "one"] = "two"
     first: Annotated[float, Range(least=-1000, most=1000)] = -2.0  # both logits before they are judged: a share of 0.12
-    eta_start: NonNegative = 5.0
+    eta_start: NonNegative = 3.0
     eta_serve: NonNegative = 1.0
     serve_steps: Count = 5
 
