@@ -99,7 +99,9 @@ class BareLoop:
             ours, theirs = context.Pipe()
             clients = range(worker, work.clients, workers)
             process = context.Process(target=_serve, args=(theirs, work, model, clients), daemon=True)
+            gc.disable()
             process.start()
+            gc.enable()
             self._pipes.append(ours)
             self._processes.append(process)
 
@@ -121,6 +123,7 @@ class BareLoop:
 def _serve(connection: Connection, work: Work, model: Callable[[], nn.Module], clients: Sequence[int]) -> None:
     """Train this process's clients whenever asked to."""
     gc.freeze()  # to end what came along with the fork may mean to wait for threads that did not
+    gc.enable()
     torch.set_num_threads(1)
     first = model().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     data = [work.tensors(client) for client in clients]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from typing import Any
@@ -12,12 +11,14 @@ import torch
 
 from pfedla import cli
 from pfedla.algorithm import Algorithm
+from pfedla.pool import available_cores
 from tests import world
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """Take a process more than there are cores: one of them waits for minutes, see below."""
-    return (os.cpu_count() or 1) + 1
+    return available_cores() + 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

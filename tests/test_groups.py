@@ -87,6 +87,11 @@ def test_sources_of_one_name_are_told_apart_and_no_run_counts_twice(compared: Pa
         file.write_text(runs)
     labels = dict.fromkeys(run["label"].split(",")[0] for run in read_groups([*files, compared]))
     assert list(labels) == ["one/x/labels", "two/x/labels", "shifted"]
+    (compared.parent / "shifted.json").write_text(runs)
+    labels = dict.fromkeys(
+        run["label"].split(",")[0] for run in read_groups([compared, compared.parent / "shifted.json"])
+    )
+    assert list(labels) == ["shifted", "shifted.json"]
     for twice in ([files[0], files[0]], [compared, compared / "pfedla-seed0"]):
         with pytest.raises(RunError, match="pfedla, seed 0, is there twice: name every run once"):
             read_groups(twice)

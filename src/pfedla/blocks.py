@@ -52,8 +52,9 @@ class ConvPoolReLU(Conv2d):
     """Convolution, 2x2 max-pooling and ReLU of images: on one core a compiled loop, image by image.
 
     It is a `Conv2d` with the same settings and parameters, whose output is pooled, then passed through ReLU: the same
-    function as ReLU before pooling, on a quarter of the values. The convolution's own output is not kept, and gradients
-    are computed for the places that pooling chose, no others. What the loops are not made for is left to torch.
+    function as ReLU before pooling, on a quarter of the values. The convolution's own output is not kept, and between
+    two such blocks gradients are computed for the places that pooling chose, no others. What the loops are not made for
+    is left to torch.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -121,6 +122,7 @@ def _loops_for(x: Tensor, weight: Tensor) -> bool:
     """Say whether loops can run here, on tensors like these."""
     return (
         not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()  # which sees nothing of what is no operation of torch's
         and kernels.level() != kernels.OFF
         and x.dim() == 4
         and min(x.shape) > 0

@@ -43,9 +43,9 @@ def groups(runs: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
 def read_groups(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """Return what is measured of all runs that these paths stand for, each with its label."""
     by_source: dict[Path, list[dict[str, Any]]] = {}
-    for path, whole in ((path, path.resolve()) for path in paths):
+    for path, whole in ((path, path.absolute()) for path in paths):  # links keep their names
         if path.is_file():
-            by_source.setdefault(whole.with_suffix(""), []).extend(_read(path))
+            by_source.setdefault(whole, []).extend(_read(path))
         elif RunRecord(path).exists:
             if (run := _measure(path)) is None:
                 raise RunError(f"{path} has no weights by client, or its clients have no groups: see data.shift")
@@ -66,10 +66,10 @@ def read_groups(paths: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def _told_apart(paths: Sequence[Path]) -> list[str]:
-    """Return the last parts of different paths, as few as tell each from all others."""
+    """Return the last parts of different paths, as few as tell each from all others; no .json where that is enough."""
 
     def tail(path: Path, parts: int) -> str:
-        return "/".join(path.parts[-parts:])
+        return str(Path(*path.parts[-parts:]))
 
     def needed(path: Path) -> int:
         others, parts = [other for other in paths if other != path], 1
@@ -77,7 +77,9 @@ def _told_apart(paths: Sequence[Path]) -> list[str]:
             parts += 1
         return parts
 
-    return [tail(path, needed(path)) for path in paths]
+    names = [tail(path, needed(path)) for path in paths]
+    short = [name.removesuffix(".json") for name in names]
+    return short if len(set(short)) == len(short) else names
 
 
 def _measure(path: Path) -> dict[str, Any] | None:

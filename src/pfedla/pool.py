@@ -18,7 +18,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -185,7 +185,8 @@ class _Process:
             daemon=True,
             name="pfedla-worker",
         )
-        self.process.start()
+        with _uncollected():
+            self.process.start()
         theirs.close()
 
     def accepts(self, job: Job) -> bool:
@@ -296,7 +297,8 @@ class _Channel:
 
 def _serve(channel: _Channel, setting: Setting, data: Mapping[int, ClientData], parent: int) -> None:
     """Run a worker: take jobs until the server's process is gone."""
-    gc.freeze()  # garbage that came along with a fork is the server's: to end it may mean to wait for its threads
+    gc.freeze()
+    gc.enable()  # see _uncollected
     for number in SIGNALS:  # a whole group is often sent them, and they are the server's to handle
         signal.signal(number, signal.SIG_IGN)
     _end_with_parent()
@@ -313,6 +315,22 @@ def _serve(channel: _Channel, setting: Setting, data: Mapping[int, ClientData], 
         except (EOFError, OSError):
             return
         channel.send(runtime.answer(job))
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Have no garbage collected, for a fork.
+
+    What comes along is the server's, and to end it may mean to wait for threads that do not: a worker freezes it all
+    before it collects anything.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _shared_memory() -> int:

@@ -547,7 +547,7 @@ class RunRecord:
             return True
         handle = os.open(self.path, os.O_RDONLY)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, (fcntl.LOCK_SH if peek else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except OSError as error:
             os.close(handle)
             return not isinstance(error, BlockingIOError)  # another reason: this file system has no locks

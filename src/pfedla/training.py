@@ -188,9 +188,9 @@ class Task:
     def leave_out(self, folds: int, which: Sequence[int]) -> tuple[Task, Task]:
         """Return the task without one of each client's folds, and on that fold alone; `which` goes round and round.
 
-        Seed and client alone decide the folds, as many as `folds` or samples. What is left is trained on for so many
-        epochs more, to the nearest, that as many samples are seen. There is one sample at least in both: if needed,
-        the same.
+        Seed and client alone decide the folds, as many as `folds` or samples. What is left is trained on for
+        folds / (folds - 1) times the epochs, to the nearest: about as many samples are seen. There is one sample at
+        least in both: if needed, the same.
         """
         parts: tuple[list[Samples], list[Samples]] = [], []
         for samples, client, fold in zip(self.samples, self.ids, which, strict=True):

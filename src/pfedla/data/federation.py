@@ -62,7 +62,7 @@ class Data(Settings):
         if self.shift_groups is not None and self.shift is None:
             raise ConfigError(f"data.shift_groups = {self.shift_groups} needs data.shift: none, labels, inputs or both")
         for name in ("test_samples_per_client", "fewest_samples", "reuse", "size_power", "shift"):
-            if self.folder is not None and getattr(self, name):
+            if self.folder and getattr(self, name):
                 raise ConfigError(f"data.{name} is for data sets: own data, data.folder, stay as they are")
 
     @property

@@ -192,7 +192,7 @@ def _sizes(clients: int, most: int, fewest: int | None, power: float | None, rng
     Without either of them, all hold as many as `most`.
     """
     least = 2 if fewest is None else fewest
-    if not 2 <= least <= most:
+    if fewest is not None and not 2 <= fewest <= most:
         raise ConfigError(f"data.fewest_samples must be from 2 to data.samples_per_client, {most}, not {fewest}")
     if power is not None:
         rank = 1.0 + rng.permutation(clients)

@@ -150,8 +150,8 @@ class _Conv2d(torch.autograd.Function):
 def conv_pool_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return `relu(max_pool2d(conv2d(x, weight, bias), 2))`: images and channels as for `conv2d`."""
     if not torch.is_grad_enabled():
-        out = _convolved(x, weight, pooled=True)
-        _compiled.conv_pool_forward(x.data_ptr(), _sizes(x, weight), *_addresses(weight.contiguous(), bias, out), 0)
+        out, weight = _convolved(x, weight, pooled=True), weight.contiguous()
+        _compiled.conv_pool_forward(x.data_ptr(), _sizes(x, weight), *_addresses(weight, bias, out), 0)
         return out
     apply: Callable[..., Tensor] = _ConvPoolReLU.apply
     return apply(x, weight, bias)

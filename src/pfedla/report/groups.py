@@ -31,7 +31,7 @@ __all__ = [
 
 RESTARTS = 10  # of k-means
 STEPS = 100
-ROUNDING = 1e-12  # of eigenvalues from -1 to 1
+ROUNDING = 1e-6  # of eigenvalues from -1 to 1, where weights are in single precision
 GUESSES = 1000  # by which chance is told
 CELLS = 12  # of a picture's row that have room for numbers
 PARTS = {"own": "the client itself", "group": "others of its group", "rest": "other groups"}
