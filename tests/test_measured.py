@@ -276,6 +276,34 @@ def test_what_the_page_says_of_both_ends_with_differing_inputs() -> None:
     says("docs/where-clients-differ.md", "in one seed of three it is larger in `fc3` than in `conv1`")
 
 
+def test_what_the_page_says_of_the_step_of_the_start() -> None:
+    page = "docs/pfedla-x.md"
+    files = [f"x-perceptron-{name}" for name in ("inputs", "labels", "letters")]
+    files += [f"x-validation-{column}" for column in COLUMNS]
+
+    def apart(label: str, file: str, key: str = "accuracy_mean") -> list[float]:
+        """Return by how much a step is above that of 5, seed by seed."""
+        one, other = (percent(file, name, key) for name in (label, "pfedla-x,eta_start=5"))
+        assert len(one) == 3
+        return [a - b for a, b in zip(one, other, strict=True)]
+
+    over = [fmean(seeds) for seeds in zip(*(apart("pfedla-x", file) for file in files), strict=True)]
+    fixed = fmean(fmean(apart("pfedla-x,eta_start=0", file)) for file in files)
+    text = f"{fmean(over):.1f} ± {stdev(over):.1f} points above 5 and {fmean(over) - fixed:.1f} above a fixed start"
+    says(page, text)
+    assert min(fmean(over), fmean(over) - fixed) > 0
+    losses = [fmean(mean(file, label, "loss_mean") for file in files) for label in ("pfedla-x", "pfedla-x,eta_start=0")]
+    assert losses[0] < losses[1]
+    few = {
+        label: apart(label, "x-validation-fashion-mnist-non-iid-1") for label in ("pfedla-x", "pfedla-x,eta_start=0")
+    }
+    below = [f"{-fmean(some):.1f} ± {stdev(some):.1f}" for some in few.values()]
+    says(page, "3 is {} below 5, and a fixed start {}.".format(*below))
+    quick = [fmean(apart("pfedla-x", file)) for file in files[:3]]
+    says(page, "3 is {:.1f}, {:.1f} and {:.1f} points above it".format(*quick))
+    assert max(map(abs, apart("pfedla-x", "x-validation-fashion-mnist-non-iid-2", "loss_mean"))) < 100 * 0.001
+
+
 def test_what_the_page_says_of_the_parts_of_pfedla_x() -> None:
     page, names = "docs/pfedla-x.md", ("inputs", "labels", "letters", *COLUMNS)
     hyper = "pfedla.algorithms.pfedla_x_hyper.PFedLAXHyper,eta_start=5"
