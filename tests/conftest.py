@@ -11,14 +11,7 @@ import torch
 
 from pfedla import cli
 from pfedla.algorithm import Algorithm
-from pfedla.pool import available_cores
 from tests import world
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """Take a process more than there are cores: one of them waits for minutes, see below."""
-    return available_cores() + 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

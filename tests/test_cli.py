@@ -489,8 +489,8 @@ def test_table_compares_methods_over_the_same_seeds(pfedla: Any) -> None:
     [
         (["run", "--folder", "a" * 300], "error: File name too long"),
         (["run", "--dataset", "mnist", "--data-dir", "a" * 300], "error: File name too long"),
-        (["data", "show", "--out", "file/x.png"], "error: File exists: file"),
-        (["data", "show", "--out", "x.unknown"], "error: cannot draw x.unknown: Format 'unknown' is not supported"),
+        (["data", "show", "--out", "file/x.png"], "error: cannot write file/x.png: File exists"),
+        (["data", "show", "--out", "x.unknown"], "error: x.unknown: a picture is a .pdf, .svg or .png file"),
         (["compare", "-a", "local", "--results", "file/r.json"], "error: cannot write file/r.json: Not a directory"),
         (["compare", "-a", "local", "--out", "file"], "error: cannot write file/comparison.json: Not a directory"),
         (["compare", "-a", "local", "--results", "strange.json"], "strange.json is no comparison"),

@@ -16,7 +16,6 @@ from matplotlib.figure import Figure
 from rich.table import Table
 from rich.text import Text
 
-from pfedla.errors import ConfigError
 from pfedla.report.tables import counted
 
 __all__ = ["draw_federation", "federation_table"]
@@ -139,10 +138,7 @@ def draw_federation(
         note += f"; darkest: {train.max()} samples"
     figure.text(0.12 / whole_width, 1 - 0.45 / whole_height, note, va="top", fontsize=8.5, color=_FAINT)
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        figure.savefig(path)
-    except ValueError as error:  # what the name ends in
-        raise ConfigError(f"cannot draw {path}: {error}") from None
+    figure.savefig(path)
 
 
 def _named_ticks(names: Sequence[str] | None, clients: int) -> list[str] | None:
