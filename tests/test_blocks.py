@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,10 @@ from torch.nn import functional
 
 from pfedla import kernels
 from pfedla.blocks import Conv2d, ConvPoolReLU, NormPoolReLU
+from pfedla.engine import FlatModel
 from pfedla.layers import LayerSpec
+from pfedla.models import make_model, seeded
+from pfedla.training import Samples, Task, Training, score
 
 LEVELS = kernels.available()
 SHAPES = [(5, 16, 8, 8), (2, 32, 9, 7), (1, 48, 2, 3), (32, 16, 28, 28)]
@@ -249,6 +253,25 @@ def test_nan_is_not_swallowed() -> None:
 def test_a_mean_far_from_zero_costs_no_precision() -> None:
     x = images(8, 16, 8, 8) * 1e-2 + 1000
     torch.testing.assert_close(block(16)(x), by_torch(x.double(), norm(16).double()).float(), rtol=1e-3, atol=5e-3)
+
+
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize(("name", "shape"), [("lenet", (1, 28, 28)), ("lenet-bn", (3, 32, 32))])
+def test_networks_train_and_score_as_without_the_loops(name: str, shape: tuple[int, int, int]) -> None:
+    """In a model whose kernels lie in one vector, as they do in every run."""
+    rng = np.random.default_rng(0)
+    some = Samples(rng.integers(0, 256, (40, *shape), np.uint8), rng.integers(0, 10, 40))
+    found = []
+    for level in (kernels.level(), kernels.OFF):
+        module = seeded(lambda: make_model(name, shape, 10), 0)
+        model = FlatModel(module, LayerSpec.of(module))
+        with kernels.switch(level):
+            task = Task(model, [some], [0], Training(local_epochs=2, lr=0.05), 0, 1)
+            trained = task.fit(model.read())
+            found.append((trained, score(model, trained, [some])["loss"], task.gradient(trained)))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+    assert 2 < float(found[0][1][0]) < 2.5
 
 
 def loop_runs(x: Tensor, block: nn.Module) -> bool:
