@@ -115,8 +115,12 @@ def test_what_the_page_says_of_fashion_mnist_over_three_seeds() -> None:
     says(page, f"on non-IID_2 it is {above(2, 'local')} above Local and {above(2, 'fedavg')} below FedAvg")
     text = f"told the class frequencies, is {above(1, 'fedavg', prior)} and {above(2, 'fedavg', prior)} above pFedLA"
     says(page, text)
+    step = "pfedla,hyper_optimizer=sgd,hyper_lr=1.0"
+    says(page, f"The printed step is {above(1, step)} and {above(2, step)} above the default on FashionMNIST")
+    says(page, f"HeurpFedLA {above(1, 'heurpfedla')} and {above(2, 'heurpfedla')} below pFedLA")
     for split in (1, 2):
         name = f"seeds-fashion-mnist-non-iid-{split}"
+        assert mean(name, "heurpfedla") < mean(name, "pfedla") < mean(name, step)
         assert mean(name, "fedavg", prior) > mean(name, "pfedla", prior)
         assert (mean(name, "pfedla") > mean(name, "local")) == (split == 2)
 
@@ -159,6 +163,14 @@ def test_what_the_pages_say_of_the_hypernetworks_step() -> None:
     small, large, printed = (fmean(mean(name, step) for name in names if "emnist" not in name) for step in steps)
     text = f"Adam with 0.001 is {large - small:.1f} before 0.0003, and that {small - printed:.1f} before the printed"
     says("docs/paper.md", text)
+    above = []
+    for name in ("emnist-letters-dirichlet", "groups"):
+        one, other = (
+            percent(f"confirmed-{name}", label) for label in ("pfedla", "pfedla,hyper_optimizer=sgd,hyper_lr=1.0")
+        )
+        apart = [a - b for a, b in zip(one, other, strict=True)]
+        above.append(f"{fmean(apart):.1f} ± {stdev(apart):.1f}")
+    says("docs/paper.md", "The default is {} and {} points above the printed step there".format(*above))
     local = mean("step-fashion-mnist", "local")
     moving = [row["label"] for row in rows("step-fashion-mnist") if row["label"].startswith("pfedla")]
     moving = [label for label in moving if not label.endswith(("=0.005", "=0.1"))]
