@@ -133,18 +133,7 @@ class _Conv2d(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
-        x, weight, bias = ctx.saved_tensors
-        grad = grad.contiguous(memory_format=torch.channels_last)
-        to_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
-        to_weight, to_bias = torch.empty_like(weight), torch.empty_like(bias)
-        _compiled.conv_backward(
-            x.data_ptr(),
-            _sizes(x, weight),
-            *_addresses(weight, grad),
-            0 if to_x is None else to_x.data_ptr(),
-            *_addresses(to_weight, to_bias),
-        )
-        return to_x, to_weight, to_bias
+        return _gradients(_compiled.conv_backward, ctx.needs_input_grad[0], *ctx.saved_tensors, grad)
 
 
 def conv_pool_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -169,18 +158,24 @@ class _ConvPoolReLU(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
-        x, weight, bias, won = ctx.saved_tensors
-        grad = grad.contiguous(memory_format=torch.channels_last)
-        to_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
-        to_weight, to_bias = torch.empty_like(weight), torch.empty_like(bias)
-        _compiled.conv_pool_backward(
-            x.data_ptr(),
-            _sizes(x, weight),
-            *_addresses(weight, won, grad),
-            0 if to_x is None else to_x.data_ptr(),
-            *_addresses(to_weight, to_bias),
-        )
-        return to_x, to_weight, to_bias
+        return _gradients(_compiled.conv_pool_backward, ctx.needs_input_grad[0], *ctx.saved_tensors, grad)
+
+
+def _gradients(
+    loop: Callable[..., None], needs_x: bool, x: Tensor, weight: Tensor, bias: Tensor, *rest: Tensor
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Return the gradients of a convolution, by a loop that is given `rest` beside its arguments: the last is grad."""
+    grad = rest[-1].contiguous(memory_format=torch.channels_last)
+    to_x = torch.empty_like(x) if needs_x else None
+    to_weight, to_bias = torch.empty_like(weight), torch.empty_like(bias)
+    loop(
+        x.data_ptr(),
+        _sizes(x, weight),
+        *_addresses(weight, *rest[:-1], grad),
+        0 if to_x is None else to_x.data_ptr(),
+        *_addresses(to_weight, to_bias),
+    )
+    return to_x, to_weight, to_bias
 
 
 def _convolved(x: Tensor, weight: Tensor, *, pooled: bool = False) -> Tensor:
