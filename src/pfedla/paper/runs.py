@@ -68,7 +68,12 @@ def finished(places: Places, cell: Cell) -> Summary | None:
 
     What `pfedla compare` added of a method with weights has none of them, which figures and Table 3 need.
     """
-    known = _held(places, cell.column).get((cell.method.variant.label, cell.seed))
+    return _usable(places, cell, _held(places, cell.column))
+
+
+def _usable(places: Places, cell: Cell, held: Mapping[tuple[str, int], Summary]) -> Summary | None:
+    """Return a finished cell's figures, of what its column's file holds."""
+    known = held.get((cell.method.variant.label, cell.seed))
     if known and "curve" not in known and cell.method.algorithm in WITH_WEIGHTS:
         return None
     return _checked(places, cell, known) if known else None
@@ -111,7 +116,10 @@ def _checked(places: Places, cell: Cell, known: Summary) -> Summary:
 
 def left(places: Places, cells: Sequence[Cell], *, overwrite: bool = False) -> list[Cell]:
     """Return the cells that are not finished."""
-    return [cell for cell in cells if overwrite or finished(places, cell) is None]
+    if overwrite:
+        return list(cells)
+    held = {column: _held(places, column) for column in dict.fromkeys(cell.column for cell in cells)}
+    return [cell for cell in cells if _usable(places, cell, held[cell.column]) is None]
 
 
 def kept_of(record: RunRecord, *, over_time: bool) -> Summary:
