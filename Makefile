@@ -1,7 +1,7 @@
 # Fresh machine:  make demo   or   make test
 PYTHON ?= python3
 BIN := .venv/bin
-LOOPS := src/pfedla/kernels/module.cpp src/pfedla/kernels/loops.inc
+LOOPS := src/pfedla/kernels/module.cpp $(wildcard src/pfedla/kernels/*.inc)
 
 .PHONY: help install demo test check sanitize soak audit docs format bench bench-peers clean
 

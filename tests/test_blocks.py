@@ -85,6 +85,13 @@ CONVOLUTIONS = [  # images, channels in and out, height, width, height and width
     (7, 1, 16, 8, 5, 2, 5),
     (2, 48, 16, 1, 1, 1, 1),
     (25, 16, 16, 4, 30, 1, 7),
+    (3, 32, 16, 8, 8, 5, 5),  # one tile; then tiles that reach beyond the image, strips of one and of many tiles
+    (2, 16, 48, 9, 11, 5, 5),
+    (1, 48, 16, 13, 10, 5, 5),
+    (2, 16, 16, 8, 108, 5, 5),
+    (7, 2, 16, 17, 15, 5, 5),
+    (2, 17, 16, 12, 8, 5, 5),
+    (3, 16, 16, 7, 9, 5, 5),  # too small for tiles
 ]
 
 
@@ -175,6 +182,28 @@ def test_pooled_convolutions_take_equal_and_strange_values_as_torch_does() -> No
     assert y.grad is not None
     torch.testing.assert_close(x.grad, y.grad, rtol=0, atol=0)
     torch.testing.assert_close(gradients[0], gradients[1])
+
+
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize(("before", "after", "side"), [(3, 16, 32), (16, 32, 14), (16, 32, 12)])
+def test_tiles_cost_little_precision(before: int, after: int, side: int) -> None:
+    """Errors of the networks' convolutions and of their gradients are a few millionths, as root mean squares."""
+    torch.manual_seed(0)
+    ours, x = Conv2d(before, after, 5), images(32, before, side, side) - 5
+    exact = nn.Conv2d(before, after, 5).double()
+    exact.load_state_dict(ours.state_dict())
+    y = x.double().requires_grad_(before == 16)
+    x.requires_grad_(before == 16)
+    out = torch.randn(32, after, side - 4, side - 4)
+    found, wanted = ours(x), exact(y)
+    found.backward(out)
+    wanted.backward(out.double())
+    pairs = [(found, wanted), *((a.grad, b.grad) for a, b in zip(ours.parameters(), exact.parameters(), strict=True))]
+    for mine, theirs in [*pairs, *([(x.grad, y.grad)] if before == 16 else [])]:
+        assert mine is not None
+        assert theirs is not None
+        error = (mine.double() - theirs).square().mean().sqrt() / theirs.square().mean().sqrt()
+        assert error < 5e-6
 
 
 @pytest.mark.usefixtures("level")

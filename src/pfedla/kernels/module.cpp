@@ -1,6 +1,6 @@
-// Convolutions, alone and with pooling and ReLU in one, and batch norm with these. `loops.inc` holds the loops,
-// compiled for two instruction sets of x86-64; the best that the processor has is chosen when the module is loaded.
-// Elsewhere `levels()` is empty.
+// Convolutions, alone and with pooling and ReLU in one, and batch norm with these. `loops.inc` and `winograd.inc` hold
+// the loops, compiled for two instruction sets of x86-64; the best that the processor has is chosen when the module is
+// loaded. Elsewhere `levels()` is empty.
 //
 // Functions take addresses and sizes and trust them: `pfedla.kernels` checks what it passes. Nothing is allocated for
 // the caller, and the interpreter's lock is given up meanwhile.
@@ -28,9 +28,12 @@ struct Conv {  // of images (n, h, w, c) with kernels (out, c, kh, kw), without 
     long n, h, w, c, out, kh, kw;
     long rows() const { return h - kh + 1; }
     long columns() const { return w - kw + 1; }
-    long image() const { return h * w * c; }  // values of one
+    long weights() const { return out * c * kh * kw; }
+    long at_points() const { return 64 * out * c; }  // weights of `winograd.inc`
+    long image() const { return h * w * c; }         // values of one; of what is made of it; of that, pooled
+    long made() const { return rows() * columns() * out; }
     long pooled() const { return (rows() / 2) * (columns() / 2) * out; }
-    Conv one() const { return {1, h, w, c, out, kh, kw}; }
+    bool by_tiles() const { return kh == 5 && kw == 5 && c > 1 && rows() >= 4 && columns() >= 4; }  // winograd.inc
 };
 
 struct Loops {  // one instruction set's
@@ -45,11 +48,15 @@ struct Loops {  // one instruction set's
     void (*conv)(const float *, Conv, const float *, const float *, float *);
     void (*conv_weights)(const float *, Conv, const float *, float *, float *);
     void (*conv_input)(Conv, const float *, const float *, float *);
-    void (*conv_sparse)(const float *, Conv, const float *, const float *, float *, float *, float *);
+    void (*kernels_at_points)(const float *, long, long, float *);
+    void (*kernels_back)(const float *, long, long, float *);
+    void (*conv5)(const float *, Conv, const float *, const float *, float *);
+    void (*conv5_back)(const float *, Conv, const float *, const float *, float *, float *, float *);
 };
 
-#define LOOPS(name) \
-    {#name, moments, norm_pool, passed, spread, pool, unpool, conv, conv_weights, conv_input, conv_sparse}
+#define LOOPS(name)                                                                              \
+    {#name,        moments,    norm_pool,         passed,       spread, pool,      unpool, conv, \
+     conv_weights, conv_input, kernels_at_points, kernels_back, conv5,  conv5_back}
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #pragma GCC push_options
@@ -57,6 +64,7 @@ struct Loops {  // one instruction set's
 namespace avx2 {
 constexpr int LANES = 8;
 #include "loops.inc"
+#include "winograd.inc"
 constexpr Loops all = LOOPS(avx2);
 }  // namespace avx2
 #pragma GCC pop_options
@@ -66,6 +74,7 @@ constexpr Loops all = LOOPS(avx2);
 namespace avx512 {
 constexpr int LANES = 16;
 #include "loops.inc"
+#include "winograd.inc"
 constexpr Loops all = LOOPS(avx512);
 }  // namespace avx512
 #pragma GCC pop_options
@@ -172,22 +181,74 @@ PyObject *norm_backward(PyObject *, PyObject *args) {
 }
 
 // Call work(place in torch's weights, place in packed ones): the latter are (blocks of channels, kh, kw, the other
-// channels, `block`), and blocks are of output channels, or of input channels `by_input`.
+// channels, 16), and blocks are of output channels, or of input channels `by_input`.
 template <typename Work>
-void packing(const Conv &s, long block, bool by_input, const Work &work) {
+void packing(const Conv &s, bool by_input, const Work &work) {
     const long kernel = s.kh * s.kw;
     for (long o = 0; o < s.out; o++)
         for (long c = 0; c < s.c; c++) {
             const long blocked = by_input ? c : o, other = by_input ? o : c, others = by_input ? s.out : s.c;
-            long place = (blocked / block * kernel * others + other) * block + blocked % block;
-            for (long tap = 0; tap < kernel; tap++, place += others * block) work((o * s.c + c) * kernel + tap, place);
+            long place = (blocked / BLOCK * kernel * others + other) * BLOCK + blocked % BLOCK;
+            for (long tap = 0; tap < kernel; tap++, place += others * BLOCK) work((o * s.c + c) * kernel + tap, place);
         }
 }
 
-std::vector<float> packed(const Conv &s, long block, bool by_input, const float *weights) {
-    std::vector<float> found(s.out * s.c * s.kh * s.kw);
-    packing(s, block, by_input, [&](long here, long there) { found[there] = weights[here]; });
+std::vector<float> packed(const Conv &s, bool by_input, const float *weights) {
+    std::vector<float> found(s.weights());
+    packing(s, by_input, [&](long here, long there) { found[there] = weights[here]; });
     return found;
+}
+
+// Weights as the loops take them: packed, and at their points where they go by tiles.
+std::vector<float> prepared(const Conv &s, bool by_input, const float *weights) {
+    std::vector<float> found = packed(s, by_input, weights);
+    if (!s.by_tiles()) return found;
+    std::vector<float> points(s.at_points());
+    loops->kernels_at_points(&found[0], by_input ? s.c : s.out, by_input ? s.out : s.c, &points[0]);
+    return points;
+}
+
+void convolve(const Conv &s, const float *x, const std::vector<float> &weights, const float *bias, float *y) {
+    (s.by_tiles() ? loops->conv5 : loops->conv)(x, s, &weights[0], bias, y);
+}
+
+// Gradients of a convolution, added up over parts of the images.
+class Gradients {
+    const Conv s;
+    const std::vector<float> weights;
+    std::vector<float> sums;  // of the weights' gradients, as the loops make them
+
+ public:
+    Gradients(const Conv &s, const float *weight, bool to_x)
+        : s(s),
+          weights(to_x ? prepared(s, true, weight) : std::vector<float>()),
+          sums(s.by_tiles() ? s.at_points() : s.weights()) {}
+
+    void add(const Conv &part, const float *x, const float *dy, float *to_bias, float *to_x) {
+        if (s.by_tiles()) return loops->conv5_back(x, part, weights.data(), dy, &sums[0], to_bias, to_x);
+        loops->conv_weights(x, part, dy, &sums[0], to_bias);
+        if (to_x) loops->conv_input(part, &weights[0], dy, to_x);
+    }
+
+    void write(float *to_weight) {
+        std::vector<float> found(s.by_tiles() ? s.weights() : 0);
+        if (s.by_tiles()) loops->kernels_back(&sums[0], s.out, s.c, &found[0]);
+        const std::vector<float> &packed = s.by_tiles() ? found : sums;
+        packing(s, false, [&](long here, long there) { to_weight[here] = packed[there]; });
+    }
+};
+
+// Images that are convolved before they are pooled: so few that what comes between stays in the cache.
+long at_a_time(const Conv &s) { return std::clamp(65536 / s.made(), 1L, 12L); }
+
+// Call work(first, part) for so many images after the other.
+template <typename Work>
+void in_parts(const Conv &s, const Work &work) {
+    for (long first = 0; first < s.n; first += at_a_time(s)) {
+        Conv part = s;
+        part.n = std::min(at_a_time(s), s.n - first);
+        work(first, part);
+    }
 }
 
 PyObject *conv_forward(PyObject *, PyObject *args) {
@@ -197,7 +258,7 @@ PyObject *conv_forward(PyObject *, PyObject *args) {
                           &out))
         return nullptr;
     Py_BEGIN_ALLOW_THREADS;
-    loops->conv(at<float>(x), s, packed(s, BLOCK, false, at<float>(weight)).data(), at<float>(bias), at<float>(out));
+    convolve(s, at<float>(x), prepared(s, false, at<float>(weight)), at<float>(bias), at<float>(out));
     Py_END_ALLOW_THREADS;
     Py_RETURN_NONE;
 }
@@ -209,17 +270,14 @@ PyObject *conv_backward(PyObject *, PyObject *args) {
                           &to_x, &to_weight, &to_bias))
         return nullptr;
     Py_BEGIN_ALLOW_THREADS;
-    const float *dy = at<float>(grad);
-    std::vector<float> found(s.out * s.c * s.kh * s.kw);
+    Gradients gradients(s, at<float>(weight), to_x);
     std::fill_n(at<float>(to_bias), s.out, 0.0f);
-    loops->conv_weights(at<float>(x), s, dy, &found[0], at<float>(to_bias));
-    if (to_x) loops->conv_input(s, packed(s, BLOCK, true, at<float>(weight)).data(), dy, at<float>(to_x));
-    packing(s, BLOCK, false, [&](long here, long there) { at<float>(to_weight)[here] = found[there]; });
+    gradients.add(s, at<float>(x), at<float>(grad), at<float>(to_bias), at<float>(to_x));
+    gradients.write(at<float>(to_weight));
     Py_END_ALLOW_THREADS;
     Py_RETURN_NONE;
 }
 
-// Images one by one, so that what comes between convolution and pooling stays in the cache.
 PyObject *conv_pool_forward(PyObject *, PyObject *args) {
     Address x, weight, bias, out, won;
     Conv s;
@@ -227,13 +285,14 @@ PyObject *conv_pool_forward(PyObject *, PyObject *args) {
                           &out, &won))
         return nullptr;
     Py_BEGIN_ALLOW_THREADS;
-    const std::vector<float> weights = packed(s, BLOCK, false, at<float>(weight));
-    std::vector<float> y(s.rows() * s.columns() * s.out);
-    for (long n = 0; n < s.n; n++) {
-        loops->conv(at<float>(x) + n * s.image(), s.one(), &weights[0], at<float>(bias), &y[0]);
-        loops->pool(&y[0], s.rows(), s.columns(), s.out, at<float>(out) + n * s.pooled(),
-                    won ? at<int>(won) + n * s.pooled() : nullptr);
-    }
+    const std::vector<float> weights = prepared(s, false, at<float>(weight));
+    std::vector<float> y(at_a_time(s) * s.made());
+    in_parts(s, [&](long first, const Conv &part) {
+        convolve(part, at<float>(x) + first * s.image(), weights, at<float>(bias), &y[0]);
+        for (long n = 0; n < part.n; n++)
+            loops->pool(&y[n * s.made()], s.rows(), s.columns(), s.out, at<float>(out) + (first + n) * s.pooled(),
+                        won ? at<int>(won) + (first + n) * s.pooled() : nullptr);
+    });
     Py_END_ALLOW_THREADS;
     Py_RETURN_NONE;
 }
@@ -245,23 +304,17 @@ PyObject *conv_pool_backward(PyObject *, PyObject *args) {
                           &grad, &to_x, &to_weight, &to_bias))
         return nullptr;
     Py_BEGIN_ALLOW_THREADS;
-    const bool sparse = s.kw * s.c % BLOCK == 0;  // so it is if there is a gradient to x
-    const long block = sparse ? 1 : BLOCK;
-    const std::vector<float> weights = packed(s, block, false, at<float>(weight));
-    std::vector<float> dy(s.rows() * s.columns() * s.out), found(weights.size());
+    Gradients gradients(s, at<float>(weight), to_x);
+    std::vector<float> dy(at_a_time(s) * s.made());  // what no window covers stays 0
     std::fill_n(at<float>(to_bias), s.out, 0.0f);
-    if (to_x) std::fill_n(at<float>(to_x), s.n * s.image(), 0.0f);
-    for (long n = 0; n < s.n; n++) {
-        const float *image = at<float>(x) + n * s.image();
-        loops->unpool(at<int>(won) + n * s.pooled(), at<float>(grad) + n * s.pooled(), s.rows(), s.columns(), s.out,
-                      &dy[0]);
-        if (sparse)
-            loops->conv_sparse(image, s.one(), &weights[0], &dy[0], &found[0], at<float>(to_bias),
-                               to_x ? at<float>(to_x) + n * s.image() : nullptr);
-        else
-            loops->conv_weights(image, s.one(), &dy[0], &found[0], at<float>(to_bias));
-    }
-    packing(s, block, false, [&](long here, long there) { at<float>(to_weight)[here] = found[there]; });
+    in_parts(s, [&](long first, const Conv &part) {
+        for (long n = 0; n < part.n; n++)
+            loops->unpool(at<int>(won) + (first + n) * s.pooled(), at<float>(grad) + (first + n) * s.pooled(), s.rows(),
+                          s.columns(), s.out, &dy[n * s.made()]);
+        gradients.add(part, at<float>(x) + first * s.image(), &dy[0], at<float>(to_bias),
+                      to_x ? at<float>(to_x) + first * s.image() : nullptr);
+    });
+    gradients.write(at<float>(to_weight));
     Py_END_ALLOW_THREADS;
     Py_RETURN_NONE;
 }
