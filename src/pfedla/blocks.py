@@ -16,8 +16,9 @@ CHANNELS = 16  # the loops take so many at once
 class Conv2d(nn.Conv2d):
     """Convolution of images: on one core, with a stride of 1 and without padding, a compiled loop.
 
-    It is torch's `Conv2d` with the same settings and parameters. What the loops are not made for (other precisions,
-    memory formats and devices, more than one thread) is left to torch.
+    It is torch's `Conv2d` with the same settings and parameters. Kernels of 5x5 go by tiles of 8x8 values, in which
+    NaN and infinity may spread to outputs that they do not reach by torch. What the loops are not made for (other precisions, memory formats and
+    devices, more than one thread) is left to torch.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -49,12 +50,11 @@ class Conv2d(nn.Conv2d):
 
 
 class ConvPoolReLU(Conv2d):
-    """Convolution, 2x2 max-pooling and ReLU of images: on one core a compiled loop, image by image.
+    """Convolution, 2x2 max-pooling and ReLU of images: on one core a compiled loop, of a few images at a time.
 
     It is a `Conv2d` with the same settings and parameters, whose output is pooled, then passed through ReLU: the same
-    function as ReLU before pooling, on a quarter of the values. The convolution's own output is not kept, and between
-    two such blocks gradients are computed for the places that pooling chose, no others. What the loops are not made for
-    is left to torch.
+    function as ReLU before pooling, on a quarter of the values. The convolution's own output is not kept. What the loops
+    are not made for is left to torch.
     """
 
     def forward(self, x: Tensor) -> Tensor:
