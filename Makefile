@@ -43,7 +43,7 @@ check:
 # A second build of the package; Python itself is not instrumented, so the runtimes are loaded before it.
 sanitize: install
 	rm -rf build/sanitized
-	CXXFLAGS="-g -fsanitize=address,undefined -fno-sanitize-recover=all" $(BIN)/python -W ignore \
+	CXXFLAGS="-g -DEMULATE_AVX512 -fsanitize=address,undefined -fno-sanitize-recover=all" $(BIN)/python -W ignore \
 		-c 'import setuptools; setuptools.setup()' --quiet build --build-base build/sanitized --build-lib build/sanitized
 	grep -q __asan_ build/sanitized/pfedla/kernels/*.so  # else the flags were lost, and nothing would be found
 	PYTHONPATH=build/sanitized ASAN_OPTIONS=detect_leaks=0 \

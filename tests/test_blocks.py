@@ -91,7 +91,9 @@ CONVOLUTIONS = [  # images, channels in and out, height, width, height and width
     (2, 16, 16, 8, 108, 5, 5),
     (7, 2, 16, 17, 15, 5, 5),
     (2, 17, 16, 12, 8, 5, 5),
-    (3, 16, 16, 7, 9, 5, 5),  # too small for tiles
+    (3, 16, 16, 7, 9, 5, 5),  # too small for tiles, or of other kernels
+    (2, 16, 16, 10, 10, 5, 3),
+    (2, 16, 16, 10, 10, 3, 5),
 ]
 
 
@@ -231,8 +233,9 @@ def test_blocks_can_be_traced(grad: bool) -> None:
 
 
 @pytest.mark.usefixtures("level")
-def test_convolutions_change_none_of_their_arguments_and_repeat_to_the_bit() -> None:
-    ours, x = Conv2d(16, 32, 3), images(9, 16, 8, 8)
+@pytest.mark.parametrize("side", [3, 5])
+def test_convolutions_change_none_of_their_arguments_and_repeat_to_the_bit(side: int) -> None:
+    ours, x = Conv2d(16, 32, side), images(9, 16, 10, 10)
     before, found = [value.clone() for value in (x, *ours.parameters())], []
     for _ in range(2):
         ours.zero_grad()
@@ -241,6 +244,35 @@ def test_convolutions_change_none_of_their_arguments_and_repeat_to_the_bit() -> 
         found.append([y.detach(), *(value.grad for value in ours.parameters())])
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
     assert all(torch.equal(*pair) for pair in zip(before, (x, *ours.parameters()), strict=True))
+    assert all(torch.equal(ours(image[None]), out[None]) for image, out in zip(x, y, strict=True))
+
+
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("kind", [Conv2d, ConvPoolReLU])
+def test_nan_stays_with_its_image_and_its_call(kind: type[Conv2d]) -> None:
+    """It spreads in its tiles, which tells that there are tiles, and no further."""
+    ours, clean = kind(16, 16, 5), images(3, 16, 16, 16)
+    spoilt = clean.clone()
+    spoilt[1, 3, 9, 9] = torch.nan
+
+    def run(x: Tensor, bad_gradient: bool) -> tuple[Tensor, Tensor]:
+        x = x.clone().requires_grad_()
+        y = ours(x)
+        out = torch.ones_like(y)
+        if bad_gradient:
+            out[1, 3, 2, 2] = torch.nan
+        y.backward(out)
+        assert x.grad is not None
+        return y.detach(), x.grad
+
+    wanted = run(clean, False)
+    for x, bad_gradient in ((spoilt, False), (clean, True)):
+        found = run(x, bad_gradient)
+        for mine, theirs in zip(found, wanted, strict=True):
+            assert torch.equal(mine[[0, 2]], theirs[[0, 2]])
+        assert all(torch.equal(*pair) for pair in zip(run(clean, False), wanted, strict=True))
+    reached = ours(spoilt)[1].isnan().sum()  # by torch, 25 pixels, or 9 windows
+    assert reached == 16 * (64 if kind is Conv2d else 16)
 
 
 @pytest.mark.usefixtures("level")

@@ -98,8 +98,11 @@ class Samples:
 
         The batch is a copy: a model may work in place on it.
         """
-        x = self._x[index] if isinstance(index, slice) else self._x.index_select(0, index)  # whole samples, not values
-        y = self._y[index].to(like.device)
+        x, y = (
+            part[index] if isinstance(index, slice) else part.index_select(0, index)  # sample by sample, which is quick
+            for part in (self._x, self._y)
+        )
+        y = y.to(like.device)
         if y.is_floating_point():
             y = y.to(like.dtype)
         x = x.to(like.device, copy=isinstance(index, slice))  # what a tensor picks is a copy already

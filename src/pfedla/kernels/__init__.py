@@ -1,8 +1,9 @@
 """Compiled loops for small convolutions, batch norm, pooling and ReLU, for processors with AVX2 or AVX-512.
 
 They are there where GCC built the package. Where they are called, torch's operations that give the same but for
-rounding stand beside them: they run on other machines and devices and in other precisions. `PFEDLA_KERNELS=off` in
-the environment switches the loops off.
+rounding stand beside them: they run on other machines and devices and in other precisions. Rounding goes by tiles of
+8x8 values where kernels are 5x5: a huge value costs its whole tile digits, and NaN and infinity spread there.
+`PFEDLA_KERNELS=off` in the environment switches the loops off.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 // the loops, compiled for two instruction sets of x86-64; the best that the processor has is chosen when the module is
 // loaded. Elsewhere `levels()` is empty.
 //
-// Functions take addresses and sizes and trust them: `pfedla.kernels` checks what it passes. Nothing is allocated for
+// Functions take addresses and sizes and trust them: `pfedla.blocks` checks what is passed. Nothing is allocated for
 // the caller, and the interpreter's lock is given up meanwhile.
 
 #define PY_SSIZE_T_CLEAN
@@ -17,8 +17,9 @@
 
 namespace {
 
-constexpr long RUN = 64;   // pixels that are summed up in single precision
-constexpr int BLOCK = 16;  // channels that lie side by side in packed weights
+constexpr long RUN = 64;    // pixels that are summed up in single precision
+constexpr int BLOCK = 16;   // channels that lie side by side in packed weights
+constexpr int POINTS = 64;  // of a tile, in `winograd.inc`
 
 struct Shape {
     long n, h, w, c;
@@ -29,8 +30,8 @@ struct Conv {  // of images (n, h, w, c) with kernels (out, c, kh, kw), without 
     long rows() const { return h - kh + 1; }
     long columns() const { return w - kw + 1; }
     long weights() const { return out * c * kh * kw; }
-    long at_points() const { return 64 * out * c; }  // weights of `winograd.inc`
-    long image() const { return h * w * c; }         // values of one; of what is made of it; of that, pooled
+    long at_points() const { return POINTS * out * c; }
+    long image() const { return h * w * c; }  // values of one; of what is made of it; of that, pooled
     long made() const { return rows() * columns() * out; }
     long pooled() const { return (rows() / 2) * (columns() / 2) * out; }
     bool by_tiles() const { return kh == 5 && kw == 5 && c > 1 && rows() >= 4 && columns() >= 4; }  // winograd.inc
@@ -70,7 +71,11 @@ constexpr Loops all = LOOPS(avx2);
 #pragma GCC pop_options
 
 #pragma GCC push_options
+#ifdef EMULATE_AVX512  // by two vectors for one, to try these loops where there is no such processor
+#pragma GCC target("avx2,fma,bmi2")
+#else
 #pragma GCC target("avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx2,fma,bmi2,prefer-vector-width=512")
+#endif
 namespace avx512 {
 constexpr int LANES = 16;
 #include "loops.inc"
@@ -83,8 +88,10 @@ std::vector<const Loops *> supported() {  // the best first
     std::vector<const Loops *> found;
     if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2")))
         return found;
+#ifndef EMULATE_AVX512
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+#endif
         found.push_back(&avx512::all);
     found.push_back(&avx2::all);
     return found;
