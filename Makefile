@@ -9,7 +9,7 @@ help:
 	@echo "make demo    set up, then compare four methods on the embedded images (runs/demo)"
 	@echo "make test    set up, then run every check that CI runs"
 	@echo "make check   the checks alone: formatting, lint, types, tests"
-	@echo "make sanitize   the compiled loops' tests with GCC's address and undefined-behaviour sanitizers"
+	@echo "make sanitize   the compiled loops' tests with GCC's address and undefined-behaviour sanitizers, AVX-512 emulated"
 	@echo "make soak    kill runs at random moments and resume them, for ten minutes"
 	@echo "make audit   ask the advisory databases about every installed package (needs the internet)"
 	@echo "make docs    the documentation as a site, build/docs/index.html; warnings are errors"

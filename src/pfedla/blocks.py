@@ -17,8 +17,8 @@ class Conv2d(nn.Conv2d):
     """Convolution of images: on one core, with a stride of 1 and without padding, a compiled loop.
 
     It is torch's `Conv2d` with the same settings and parameters. Kernels of 5x5 go by tiles of 8x8 values, in which
-    NaN and infinity may spread to outputs that they do not reach by torch. What the loops are not made for (other precisions, memory formats and
-    devices, more than one thread) is left to torch.
+    NaN and infinity may spread to outputs that they do not reach by torch. What the loops are not made for (other
+    precisions, memory formats and devices, more than one thread) is left to torch.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -53,8 +53,8 @@ class ConvPoolReLU(Conv2d):
     """Convolution, 2x2 max-pooling and ReLU of images: on one core a compiled loop, of a few images at a time.
 
     It is a `Conv2d` with the same settings and parameters, whose output is pooled, then passed through ReLU: the same
-    function as ReLU before pooling, on a quarter of the values. The convolution's own output is not kept. What the loops
-    are not made for is left to torch.
+    function as ReLU before pooling, on a quarter of the values. The convolution's own output is not kept. What the
+    loops are not made for is left to torch.
     """
 
     def forward(self, x: Tensor) -> Tensor:
