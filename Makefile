@@ -24,7 +24,7 @@ install: .venv/.installed
 	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "pfedla needs \
 	Python 3.11 or newer; this is " + sys.version.split()[0] + ". Name one: make PYTHON=python3.12 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[dev]'  # a minute less: most of it is never imported
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
 
 demo: install
