@@ -147,6 +147,9 @@ def test_what_the_page_says_of_fashion_mnist_over_three_seeds() -> None:
     )
     assert told[1]["scaffold"] > told[1]["local"]
     says(page, f"{apart(1, 'pfedla-x', 'local')} below Local, and {apart(2, 'pfedla-x', 'pfedhn')} below pFedHN")
+    before = [percent(f"methods-fashion-mnist-non-iid-{split}", "pfedme") for split in (1, 2)]
+    shown = [f"{fmean(found):.1f} ± {stdev(found):.1f}" for found in before]
+    says(page, "(pFedMe was at {} and {}, without its L2 term,".format(*shown))
     for split in (1, 2):
         says(page, f"from {mean(names[split], 'fedrep'):.1f} to {mean(names[split], 'fedrep,body_epochs=5'):.1f}")
 
