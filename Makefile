@@ -48,7 +48,7 @@ sanitize: install
 	grep -q __asan_ build/sanitized/pfedla/kernels/*.so  # else the flags were lost, and nothing would be found
 	PYTHONPATH=build/sanitized ASAN_OPTIONS=detect_leaks=0 \
 		LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
-		$(BIN)/python -m pytest -q -n 0 --capture=no tests/test_kernels.py tests/test_blocks.py tests/test_models.py
+		$(BIN)/python -m pytest -q -n 0 --capture=no tests/test_kernels.py tests/test_blocks.py tests/test_chain.py tests/test_models.py
 
 soak: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak --seconds 600

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from pfedla import kernels
 
-__all__ = ["Conv2d", "ConvPoolReLU", "NormPoolReLU"]
+__all__ = ["CHANNELS", "Conv2d", "ConvPoolReLU", "NormPoolReLU", "loops_for"]
 
 CHANNELS = 16  # the loops take so many at once
 
@@ -35,13 +35,17 @@ class Conv2d(nn.Conv2d):
             return super().forward(x)
         return kernels.conv2d(x, self.weight, self.bias)
 
+    @property
+    def plain(self) -> bool:
+        """Whether there are loops for a convolution with these settings."""
+        moves = self.stride == self.dilation == (1, 1) and self.padding in ("valid", (0, 0))
+        return moves and self.groups == 1 and self.out_channels % CHANNELS == 0
+
     def _fits(self, x: Tensor) -> bool:
         """Say whether there are loops for images like these."""
-        plain = self.stride == self.dilation == (1, 1) and self.padding in ("valid", (0, 0)) and self.groups == 1
         return (
-            plain
-            and _loops_for(x, self.weight)
-            and self.out_channels % CHANNELS == 0
+            self.plain
+            and loops_for(x, self.weight)
             and x.shape[1] == self.in_channels
             and x.shape[2] >= self.kernel_size[0]
             and x.shape[3] >= self.kernel_size[1]
@@ -111,14 +115,14 @@ class NormPoolReLU(nn.BatchNorm2d):
     def _fits(self, x: Tensor) -> bool:
         """Say whether there are loops for images like these."""
         return (
-            _loops_for(x, x)
+            loops_for(x, x)
             and _pools(x)
             and x.shape[1] == self.num_features
             and (self.training or not torch.is_grad_enabled())
         )
 
 
-def _loops_for(x: Tensor, weight: Tensor) -> bool:
+def loops_for(x: Tensor, weight: Tensor) -> bool:
     """Say whether loops can run here, on tensors like these."""
     return (
         not torch.compiler.is_compiling()

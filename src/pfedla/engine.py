@@ -7,6 +7,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor, nn
 
+from pfedla.chain import Chained
 from pfedla.layers import Layers, LayerSpec, entry, kind_of, tensors_of
 from pfedla.objective import Classification, Objective
 
@@ -46,6 +47,9 @@ class FlatModel:
                 parameters[slot.name].grad = slot.view(self.gradient[where])
         self._buffers = {key: slots for key, slots in spec.slots.items() if kind_of(key)}
         self._tensors = tensors_of(module)
+        chain = module.chain() if isinstance(module, Chained) else None
+        whole = chain is not None and sum(values.numel() for values in chain.parameters) == spec.parameters
+        self._chain = chain if chain and whole and chain.regular else None
 
     def vector(self, layers: Layers, row: int = 0, kind: str = "") -> Tensor:
         """Return one row of the entries of a kind, in the order of `weights`: `(parameters,)`."""
@@ -64,9 +68,16 @@ class FlatModel:
 
     def backward(self, x: Tensor, y: Tensor) -> Tensor:
         """Return `gradient`, filled with that of the objective on a batch, whose loss is then in `loss`."""
-        self.gradient.zero_()
-        loss = self.objective.loss(self.module(x), y)
+        chain = self._chain if self._chain and self.module.training and self._chain.fits(x) else None
+        if chain:
+            outputs = chain.forward(x).requires_grad_()
+        else:
+            self.gradient.zero_()
+            outputs = self.module(x)
+        loss = self.objective.loss(outputs, y)
         loss.backward()
+        if chain:
+            chain.backward(x, torch.zeros_like(outputs) if outputs.grad is None else outputs.grad)
         self.loss = loss.detach()
         return self.gradient
 

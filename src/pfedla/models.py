@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pfedla.blocks import Conv2d, ConvPoolReLU, NormPoolReLU
+from pfedla.chain import Chain, Chained
 from pfedla.errors import ConfigError, ModelError, known_name
 from pfedla.objective import Objective
 from pfedla.randomness import seed_of
@@ -52,7 +53,7 @@ class Model(Settings):
         object.__setattr__(self, "name", spelled.get(self.name.casefold(), self.name))
 
 
-class LeNet(nn.Module):
+class LeNet(nn.Module, Chained):
     """The paper's CNN: 121,278 parameters for CIFAR-10 (with batch norm), 85,822 for ten classes of 28x28."""
 
     def __init__(self, shape: tuple[int, ...], classes: int, batch_norm: bool) -> None:
@@ -76,6 +77,13 @@ class LeNet(nn.Module):
         x = self.fc1(x.flatten(1)).relu()
         out: Tensor = self.fc3(self.fc2(x).relu())
         return out
+
+    @torch.jit.unused
+    def chain(self) -> Chain | None:
+        """Return its modules in order; None for a subclass that computes something else with them."""
+        if type(self).forward is not LeNet.forward:
+            return None
+        return Chain([(self.conv1, self.bn1), (self.conv2, self.bn2)], [self.fc1, self.fc2, self.fc3])
 
 
 class MLP(nn.Module):

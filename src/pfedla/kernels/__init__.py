@@ -1,4 +1,4 @@
-"""Compiled loops for small convolutions, batch norm, pooling and ReLU, for processors with AVX2 or AVX-512.
+"""Compiled loops for small convolutions, batch norm, pooling and ReLU, and networks of them, with AVX2 or AVX-512.
 
 They are there where GCC built the package. Where they are called, torch's operations that give the same but for
 rounding stand beside them: they run on other machines and devices and in other precisions. Rounding goes by tiles of
@@ -25,11 +25,25 @@ try:
 except ImportError:  # built without it
     _levels = ()
 
-__all__ = ["OFF", "available", "choose", "conv2d", "conv_pool_relu", "level", "norm_pool_relu", "switch"]
+__all__ = [
+    "OFF",
+    "Stages",
+    "available",
+    "choose",
+    "conv2d",
+    "conv_pool_relu",
+    "level",
+    "network_backward",
+    "network_forward",
+    "network_room",
+    "norm_pool_relu",
+    "switch",
+]
 
 OFF = "off"
 VARIABLE = "PFEDLA_KERNELS"
 Shape = tuple[int, int, int, int]  # images, height, width, channels
+Stages = tuple[tuple[Any, ...], ...]  # of a network, each with its sizes and addresses
 
 _level = OFF
 _problem = ""  # with the variable in the environment
@@ -160,6 +174,30 @@ class _ConvPoolReLU(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
         return _gradients(_compiled.conv_pool_backward, ctx.needs_input_grad[0], *ctx.saved_tensors, grad)
+
+
+def network_room(x: Tensor, blocks: Stages, layers: Stages) -> int:
+    """Return how many numbers come between a network's inputs and outputs: the room that it needs."""
+    return _compiled.network_room(_images(x), blocks, layers)
+
+
+def network_forward(x: Tensor, blocks: Stages, layers: Stages, room: Tensor, outputs: Tensor) -> None:
+    """Fill the outputs of a network in training: blocks like `conv_pool_relu` or `norm_pool_relu`, then linear layers.
+
+    A block is (channels in and out, height and width of kernels, addresses of weights, bias and both gradients, norm);
+    a norm, which may be empty, (addresses of weights, bias, mean, variance and both gradients, momentum, epsilon); a
+    layer (values in and out, addresses as of a block). Images and kernels are channels-last.
+    """
+    _compiled.network_forward(x.data_ptr(), _images(x), blocks, layers, *_addresses(room, outputs))
+
+
+def network_backward(x: Tensor, blocks: Stages, layers: Stages, room: Tensor, grad: Tensor) -> None:
+    """Fill all gradients of a network from that of its outputs; `room` is as `network_forward` left it."""
+    _compiled.network_backward(x.data_ptr(), _images(x), blocks, layers, *_addresses(room, grad))
+
+
+def _images(x: Tensor) -> tuple[int, int, int]:
+    return x.shape[0], x.shape[2], x.shape[3]
 
 
 def _gradients(

@@ -25,12 +25,16 @@ struct Shape {
     long n, h, w, c;
 };
 
-struct Conv {  // of images (n, h, w, c) with kernels (out, c, kh, kw), without padding
+struct Conv {  // of images (n, h, w, c) with kernels (out, c, kh, kw), or (out, kh, kw, c), without padding
     long n, h, w, c, out, kh, kw;
+    bool last = false;  // the kernels' channels come last
     long rows() const { return h - kh + 1; }
     long columns() const { return w - kw + 1; }
     long weights() const { return out * c * kh * kw; }
     long at_points() const { return POINTS * out * c; }
+    long place(long o, long channel, long tap) const {  // of a weight
+        return o * c * kh * kw + (last ? tap * c + channel : channel * kh * kw + tap);
+    }
     long image() const { return h * w * c; }  // values of one; of what is made of it; of that, pooled
     long made() const { return rows() * columns() * out; }
     long pooled() const { return (rows() / 2) * (columns() / 2) * out; }
@@ -49,21 +53,24 @@ struct Loops {  // one instruction set's
     void (*conv)(const float *, Conv, const float *, const float *, float *);
     void (*conv_weights)(const float *, Conv, const float *, float *, float *);
     void (*conv_input)(Conv, const float *, const float *, float *);
+    void (*linear)(const float *, long, long, const float *, const float *, long, bool, float *);
+    void (*linear_back)(const float *, long, long, const float *, const float *, long, float *, float *, float *);
     void (*kernels_at_points)(const float *, long, long, float *);
     void (*kernels_back)(const float *, long, long, float *);
     void (*conv5)(const float *, Conv, const float *, const float *, float *);
     void (*conv5_back)(const float *, Conv, const float *, const float *, float *, float *, float *);
 };
 
-#define LOOPS(name)                                                                              \
-    {#name,        moments,    norm_pool,         passed,       spread, pool,      unpool, conv, \
-     conv_weights, conv_input, kernels_at_points, kernels_back, conv5,  conv5_back}
+#define LOOPS(name)                                                                                                   \
+    {#name,  moments,     norm_pool,         passed,       spread, pool,      unpool, conv, conv_weights, conv_input, \
+     linear, linear_back, kernels_at_points, kernels_back, conv5,  conv5_back}
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,bmi2")
 namespace avx2 {
 constexpr int LANES = 8;
+#include "linear.inc"
 #include "loops.inc"
 #include "winograd.inc"
 constexpr Loops all = LOOPS(avx2);
@@ -78,6 +85,7 @@ constexpr Loops all = LOOPS(avx2);
 #endif
 namespace avx512 {
 constexpr int LANES = 16;
+#include "linear.inc"
 #include "loops.inc"
 #include "winograd.inc"
 constexpr Loops all = LOOPS(avx512);
@@ -128,6 +136,55 @@ PyObject *use(PyObject *, PyObject *args) {
     return PyErr_Format(PyExc_ValueError, "this processor has no %s", name);
 }
 
+struct Norm {  // batch norm's parameters and running statistics
+    const float *weight, *bias;
+    float *mean, *variance;
+    double momentum, epsilon;
+};
+
+// Batch norm, pooling and ReLU. In training `best` and `saved`, (2, c), keep what gradients need; without `saved` it
+// goes by the running statistics.
+void normalize(const float *x, const Shape &s, const Norm &norm, float *out, float *best, double *saved) {
+    const long pixels = s.n * s.h * s.w;
+    std::vector<double> found(2 * s.c);
+    std::vector<float> affine(2 * s.c);
+    if (saved) {  // in training: of this batch, which the running ones follow
+        loops->moments(x, pixels, s.c, &found[0], &found[s.c]);
+        for (long k = 0; k < s.c; k++) {
+            const double v = found[s.c + k] = found[s.c + k] < 0 ? 0 : found[s.c + k];
+            norm.mean[k] += norm.momentum * (found[k] - norm.mean[k]);
+            norm.variance[k] += norm.momentum * (v * pixels / (pixels - 1) - norm.variance[k]);
+        }
+    } else {
+        std::copy_n(norm.mean, s.c, &found[0]);
+        std::copy_n(norm.variance, s.c, &found[s.c]);
+    }
+    for (long k = 0; k < s.c; k++) {
+        const double inverse = 1 / std::sqrt(found[s.c + k] + norm.epsilon);
+        affine[k] = norm.weight[k] * inverse;
+        affine[s.c + k] = norm.bias[k] - found[k] * affine[k];
+        if (saved) saved[k] = found[k], saved[s.c + k] = inverse;
+    }
+    loops->norm_pool(x, s, &affine[0], &affine[s.c], out, best);
+}
+
+// Gradients of batch norm's parameters. Returns scale, base and slope for `spread`, (3, c).
+std::vector<float> norm_gradients(const Shape &s, const float *weight, const double *saved, const float *out,
+                                  const float *best, const float *grad, float *to_weight, float *to_bias) {
+    const double pixels = s.n * s.h * s.w, *mean = saved, *inverse = mean + s.c;
+    std::vector<double> found(2 * s.c);
+    std::vector<float> affine(3 * s.c);
+    loops->passed(out, best, grad, s.n * (s.h / 2) * (s.w / 2), s.c, &found[0], &found[s.c]);
+    for (long k = 0; k < s.c; k++) {
+        const double scale = weight[k] * inverse[k];
+        const double sum = found[k], dot = (found[s.c + k] - mean[k] * sum) * inverse[k];
+        const double slope = -scale * inverse[k] * dot / pixels;
+        to_weight[k] = dot, to_bias[k] = sum;
+        affine[k] = scale, affine[s.c + k] = -scale * sum / pixels - slope * mean[k], affine[2 * s.c + k] = slope;
+    }
+    return affine;
+}
+
 PyObject *norm_forward(PyObject *, PyObject *args) {
     Address x, weight, bias, mean, variance, out, best, saved;
     Shape s;
@@ -136,28 +193,8 @@ PyObject *norm_forward(PyObject *, PyObject *args) {
                           &momentum, &epsilon, &out, &best, &saved))
         return nullptr;
     Py_BEGIN_ALLOW_THREADS;
-    const long pixels = s.n * s.h * s.w;
-    std::vector<double> found(2 * s.c);
-    std::vector<float> affine(2 * s.c);
-    float *running_mean = at<float>(mean), *running_variance = at<float>(variance);
-    if (saved) {  // in training: of this batch, which the running ones follow
-        loops->moments(at<float>(x), pixels, s.c, &found[0], &found[s.c]);
-        for (long k = 0; k < s.c; k++) {
-            const double v = found[s.c + k] = found[s.c + k] < 0 ? 0 : found[s.c + k];
-            running_mean[k] += momentum * (found[k] - running_mean[k]);
-            running_variance[k] += momentum * (v * pixels / (pixels - 1) - running_variance[k]);
-        }
-    } else {
-        std::copy_n(running_mean, s.c, &found[0]);
-        std::copy_n(running_variance, s.c, &found[s.c]);
-    }
-    for (long k = 0; k < s.c; k++) {
-        const double inverse = 1 / std::sqrt(found[s.c + k] + epsilon);
-        affine[k] = at<float>(weight)[k] * inverse;
-        affine[s.c + k] = at<float>(bias)[k] - found[k] * affine[k];
-        if (saved) at<double>(saved)[k] = found[k], at<double>(saved)[s.c + k] = inverse;
-    }
-    loops->norm_pool(at<float>(x), s, &affine[0], &affine[s.c], at<float>(out), at<float>(best));
+    const Norm norm = {at<float>(weight), at<float>(bias), at<float>(mean), at<float>(variance), momentum, epsilon};
+    normalize(at<float>(x), s, norm, at<float>(out), at<float>(best), at<double>(saved));
     Py_END_ALLOW_THREADS;
     Py_RETURN_NONE;
 }
@@ -169,18 +206,9 @@ PyObject *norm_backward(PyObject *, PyObject *args) {
                           &to_x, &to_weight, &to_bias))
         return nullptr;
     Py_BEGIN_ALLOW_THREADS;
-    const double pixels = s.n * s.h * s.w, *mean = at<double>(saved), *inverse = mean + s.c;
-    std::vector<double> found(2 * s.c);
-    std::vector<float> affine(3 * s.c);
-    loops->passed(at<float>(out), at<float>(best), at<float>(grad), s.n * (s.h / 2) * (s.w / 2), s.c, &found[0],
-                  &found[s.c]);
-    for (long k = 0; k < s.c; k++) {
-        const double scale = at<float>(weight)[k] * inverse[k];
-        const double sum = found[k], dot = (found[s.c + k] - mean[k] * sum) * inverse[k];
-        const double slope = -scale * inverse[k] * dot / pixels;
-        at<float>(to_weight)[k] = dot, at<float>(to_bias)[k] = sum;
-        affine[k] = scale, affine[s.c + k] = -scale * sum / pixels - slope * mean[k], affine[2 * s.c + k] = slope;
-    }
+    const std::vector<float> affine =
+        norm_gradients(s, at<float>(weight), at<double>(saved), at<float>(out), at<float>(best), at<float>(grad),
+                       at<float>(to_weight), at<float>(to_bias));
     loops->spread(at<float>(x), s, at<float>(out), at<float>(best), at<float>(grad), &affine[0], &affine[s.c],
                   &affine[2 * s.c], at<float>(to_x));
     Py_END_ALLOW_THREADS;
@@ -196,22 +224,17 @@ void packing(const Conv &s, bool by_input, const Work &work) {
         for (long c = 0; c < s.c; c++) {
             const long blocked = by_input ? c : o, other = by_input ? o : c, others = by_input ? s.out : s.c;
             long place = (blocked / BLOCK * kernel * others + other) * BLOCK + blocked % BLOCK;
-            for (long tap = 0; tap < kernel; tap++, place += others * BLOCK) work((o * s.c + c) * kernel + tap, place);
+            for (long tap = 0; tap < kernel; tap++, place += others * BLOCK) work(s.place(o, c, tap), place);
         }
-}
-
-std::vector<float> packed(const Conv &s, bool by_input, const float *weights) {
-    std::vector<float> found(s.weights());
-    packing(s, by_input, [&](long here, long there) { found[there] = weights[here]; });
-    return found;
 }
 
 // Weights as the loops take them: packed, and at their points where they go by tiles.
 std::vector<float> prepared(const Conv &s, bool by_input, const float *weights) {
-    std::vector<float> found = packed(s, by_input, weights);
-    if (!s.by_tiles()) return found;
+    std::vector<float> packed(s.weights());
+    packing(s, by_input, [&](long here, long there) { packed[there] = weights[here]; });
+    if (!s.by_tiles()) return packed;
     std::vector<float> points(s.at_points());
-    loops->kernels_at_points(&found[0], by_input ? s.c : s.out, by_input ? s.out : s.c, &points[0]);
+    loops->kernels_at_points(&packed[0], by_input ? s.c : s.out, by_input ? s.out : s.c, &points[0]);
     return points;
 }
 
@@ -258,6 +281,43 @@ void in_parts(const Conv &s, const Work &work) {
     }
 }
 
+// Convolution, pooling and ReLU; `won`, which may be missing, keeps what gradients need.
+void convolve_and_pool(const Conv &s, const float *x, const float *weight, const float *bias, float *out, int *won) {
+    const std::vector<float> weights = prepared(s, false, weight);
+    std::vector<float> y(at_a_time(s) * s.made());
+    in_parts(s, [&](long first, const Conv &part) {
+        convolve(part, x + first * s.image(), weights, bias, &y[0]);
+        for (long n = 0; n < part.n; n++)
+            loops->pool(&y[n * s.made()], s.rows(), s.columns(), s.out, out + (first + n) * s.pooled(),
+                        won ? won + (first + n) * s.pooled() : nullptr);
+    });
+}
+
+// Gradients of a convolution whose outputs' gradients `make(first, part, dy)` makes for a few images at a time; to_x
+// may be missing.
+template <typename Make>
+void convolve_back(const Conv &s, const float *x, const float *weight, float *to_x, float *to_weight, float *to_bias,
+                   const Make &make) {
+    Gradients gradients(s, weight, to_x);
+    std::vector<float> dy(at_a_time(s) * s.made());
+    std::fill_n(to_bias, s.out, 0.0f);
+    in_parts(s, [&](long first, const Conv &part) {
+        make(first, part, &dy[0]);
+        gradients.add(part, x + first * s.image(), &dy[0], to_bias, to_x ? to_x + first * s.image() : nullptr);
+    });
+    gradients.write(to_weight);
+}
+
+// The same of convolution, pooling and ReLU.
+void convolve_and_pool_back(const Conv &s, const float *x, const float *weight, const int *won, const float *grad,
+                            float *to_x, float *to_weight, float *to_bias) {
+    convolve_back(s, x, weight, to_x, to_weight, to_bias, [&](long first, const Conv &part, float *dy) {
+        for (long n = 0; n < part.n; n++)  // what no window covers stays 0
+            loops->unpool(won + (first + n) * s.pooled(), grad + (first + n) * s.pooled(), s.rows(), s.columns(), s.out,
+                          dy + n * s.made());
+    });
+}
+
 PyObject *conv_forward(PyObject *, PyObject *args) {
     Address x, weight, bias, out;
     Conv s;
@@ -292,14 +352,7 @@ PyObject *conv_pool_forward(PyObject *, PyObject *args) {
                           &out, &won))
         return nullptr;
     Py_BEGIN_ALLOW_THREADS;
-    const std::vector<float> weights = prepared(s, false, at<float>(weight));
-    std::vector<float> y(at_a_time(s) * s.made());
-    in_parts(s, [&](long first, const Conv &part) {
-        convolve(part, at<float>(x) + first * s.image(), weights, at<float>(bias), &y[0]);
-        for (long n = 0; n < part.n; n++)
-            loops->pool(&y[n * s.made()], s.rows(), s.columns(), s.out, at<float>(out) + (first + n) * s.pooled(),
-                        won ? at<int>(won) + (first + n) * s.pooled() : nullptr);
-    });
+    convolve_and_pool(s, at<float>(x), at<float>(weight), at<float>(bias), at<float>(out), at<int>(won));
     Py_END_ALLOW_THREADS;
     Py_RETURN_NONE;
 }
@@ -311,20 +364,13 @@ PyObject *conv_pool_backward(PyObject *, PyObject *args) {
                           &grad, &to_x, &to_weight, &to_bias))
         return nullptr;
     Py_BEGIN_ALLOW_THREADS;
-    Gradients gradients(s, at<float>(weight), to_x);
-    std::vector<float> dy(at_a_time(s) * s.made());  // what no window covers stays 0
-    std::fill_n(at<float>(to_bias), s.out, 0.0f);
-    in_parts(s, [&](long first, const Conv &part) {
-        for (long n = 0; n < part.n; n++)
-            loops->unpool(at<int>(won) + (first + n) * s.pooled(), at<float>(grad) + (first + n) * s.pooled(), s.rows(),
-                          s.columns(), s.out, &dy[n * s.made()]);
-        gradients.add(part, at<float>(x) + first * s.image(), &dy[0], at<float>(to_bias),
-                      to_x ? at<float>(to_x) + first * s.image() : nullptr);
-    });
-    gradients.write(at<float>(to_weight));
+    convolve_and_pool_back(s, at<float>(x), at<float>(weight), at<int>(won), at<float>(grad), at<float>(to_x),
+                           at<float>(to_weight), at<float>(to_bias));
     Py_END_ALLOW_THREADS;
     Py_RETURN_NONE;
 }
+
+#include "network.inc"
 
 PyMethodDef methods[] = {
     {"levels", levels, METH_NOARGS, "Return the instruction sets that this processor has loops for, the best first."},
@@ -335,6 +381,9 @@ PyMethodDef methods[] = {
     {"conv_backward", conv_backward, METH_VARARGS, "Gradients of conv_forward."},
     {"conv_pool_forward", conv_pool_forward, METH_VARARGS, "Convolution without padding, 2x2 max-pooling and ReLU."},
     {"conv_pool_backward", conv_pool_backward, METH_VARARGS, "Gradients of conv_pool_forward."},
+    {"network_room", network_room, METH_VARARGS, "Return how many floats a network's forward and backward need."},
+    {"network_forward", network_forward, METH_VARARGS, "Outputs of a network in training."},
+    {"network_backward", network_backward, METH_VARARGS, "Gradients of a network, after network_forward."},
     {nullptr, nullptr, 0, nullptr},
 };
 
