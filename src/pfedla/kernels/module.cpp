@@ -1,9 +1,9 @@
-// Convolutions, alone and with pooling and ReLU in one, and batch norm with these. `loops.inc` and `winograd.inc` hold
-// the loops, compiled for two instruction sets of x86-64; the best that the processor has is chosen when the module is
-// loaded. Elsewhere `levels()` is empty.
+// Convolutions, alone and with pooling and ReLU in one, and batch norm with these; and whole networks of them
+// (`network.inc`). `loops.inc`, `products.inc` and `winograd.inc` hold the loops, compiled for two instruction sets of
+// x86-64; the best that the processor has is chosen when the module is loaded. Elsewhere `levels()` is empty.
 //
-// Functions take addresses and sizes and trust them: `pfedla.blocks` checks what is passed. Nothing is allocated for
-// the caller, and the interpreter's lock is given up meanwhile.
+// Functions take addresses and sizes and trust them: `pfedla.blocks` and `pfedla.chain` check what is passed. Nothing
+// is allocated for the caller, and the interpreter's lock is given up meanwhile.
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -70,8 +70,8 @@ struct Loops {  // one instruction set's
 #pragma GCC target("avx2,fma,bmi2")
 namespace avx2 {
 constexpr int LANES = 8;
-#include "linear.inc"
 #include "loops.inc"
+#include "products.inc"
 #include "winograd.inc"
 constexpr Loops all = LOOPS(avx2);
 }  // namespace avx2
@@ -85,8 +85,8 @@ constexpr Loops all = LOOPS(avx2);
 #endif
 namespace avx512 {
 constexpr int LANES = 16;
-#include "linear.inc"
 #include "loops.inc"
+#include "products.inc"
 #include "winograd.inc"
 constexpr Loops all = LOOPS(avx512);
 }  // namespace avx512
