@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -132,16 +132,31 @@ def test_nan_in_an_image_is_seen_in_the_gradient() -> None:
 
 
 @pytest.mark.usefixtures("level")
-def test_gradients_are_written_where_they_lie_at_that_moment() -> None:
-    model = flat()
-    expected = model.backward(*batch(5)).clone()
-    for values in model.module.parameters():
-        values.grad = torch.zeros_like(values)
-    model.gradient.zero_()
-    model.backward(*batch(5))
-    assert not model.gradient.any()
-    sizes = [values.grad.norm() for values in model.module.parameters() if values.grad is not None]
-    torch.testing.assert_close(torch.stack(sizes).norm(), expected.norm())
+def test_a_loss_may_work_in_place() -> None:
+    class Shifting(Classification):
+        def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+            outputs.sub_(outputs.detach().logsumexp(1, keepdim=True))
+            return super().loss(outputs, targets)
+
+    one, other = flat(), flat()
+    one.objective = Shifting()
+    torch.testing.assert_close(one.backward(*batch(4)), other.backward(*batch(4)), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("name", ["lenet", "lenet-bn"])
+def test_torchs_default_precision_does_not_matter(name: str) -> None:
+    model, other = flat(name), flat(name)
+    other._chain = None
+    x, y = batch(6)
+    expected, by_modules = model.backward(x, y).clone(), other.backward(x, y).clone()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found, once_more = model.backward(x, y), other.backward(x, y)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(once_more, by_modules)
 
 
 def eval_norm(model: FlatModel) -> None:
@@ -156,17 +171,88 @@ def hooked(model: FlatModel) -> None:
     model.module.get_submodule("fc2").register_forward_hook(lambda *_: None)
 
 
+def hooked_before(model: FlatModel) -> None:
+    model.module.get_submodule("conv1").register_forward_pre_hook(lambda _, x: (2 * x[0],))
+
+
+def hooked_outside(model: FlatModel) -> None:
+    model.module.register_forward_hook(lambda _, __, outputs: outputs * 3)
+
+
+def hooked_backward(model: FlatModel) -> None:
+    model.module.get_submodule("fc1").register_full_backward_hook(lambda *_: None)
+
+
+def hooked_parameter(model: FlatModel) -> None:
+    model.module.get_parameter("fc1.weight").register_hook(lambda gradient: 2 * gradient)
+
+
+def called_otherwise(model: FlatModel) -> None:
+    part = model.module.get_submodule("fc2")
+    forward = part.forward
+    part.forward = lambda x: 2 * forward(x)
+
+
+def frozen(model: FlatModel) -> None:
+    model.module.get_submodule("fc1").requires_grad_(False)
+
+
+def elsewhere(model: FlatModel) -> None:
+    for values in model.module.parameters():
+        values.grad = torch.zeros_like(values)
+
+
+def without_mean(model: FlatModel) -> None:
+    norm = next(m for m in model.module.modules() if isinstance(m, NormPoolReLU))
+    norm.running_mean = norm.running_var = None
+
+
+def in_service(model: FlatModel) -> None:
+    model.module.eval()
+
+
+CHANGES = [
+    averaging,
+    called_otherwise,
+    elsewhere,
+    eval_norm,
+    frozen,
+    hooked,
+    hooked_backward,
+    hooked_before,
+    hooked_outside,
+    hooked_parameter,
+    in_service,
+    without_mean,
+]
+
+
 @pytest.mark.usefixtures("level")
-@pytest.mark.parametrize("change", [eval_norm, averaging, hooked, lambda model: model.module.eval()])
-def test_modules_that_are_asked_for_something_else_are_called(change: object) -> None:
+@pytest.mark.parametrize("change", CHANGES)
+def test_modules_that_are_asked_for_something_else_are_called(change: Callable[[FlatModel], None]) -> None:
     model, other = flat(), flat()
     other._chain = None
     seen = steps(model)
     for one in (model, other):
-        change(one)  # type: ignore[operator]
+        one.gradient.fill_(7)
+        change(one)
     torch.testing.assert_close(model.backward(*batch(6)), other.backward(*batch(6)))
     for left, right in zip(model.module.buffers(), other.module.buffers(), strict=True):
         torch.testing.assert_close(left, right)
+    assert not seen
+
+
+@pytest.mark.usefixtures("level")
+def test_hooks_of_all_modules_are_called() -> None:
+    model = flat()
+    seen = steps(model)
+    called: list[nn.Module] = []
+    hook = nn.modules.module.register_module_forward_hook(lambda module, *_: called.append(module))
+    try:
+        model.backward(*batch(4))
+    finally:
+        hook.remove()
+    assert called
     assert not seen
 
 
@@ -219,6 +305,11 @@ def linear_of_another_kind(module: LeNet) -> None:
     module.fc2 = Scaled(120, 84)
 
 
+def shared(module: LeNet) -> None:
+    module.conv1.bias = module.bn1.get_parameter("bias")
+    module.more = nn.Parameter(torch.ones(16))  # as many values as if nothing were shared
+
+
 def no_bias(module: LeNet) -> None:
     module.fc1 = nn.Linear(800, 120, bias=False)
 
@@ -228,7 +319,7 @@ def strided(module: LeNet) -> None:
 
 
 def another_norm(module: LeNet) -> None:
-    module.bn1 = nn.BatchNorm2d(16)
+    module.bn1 = nn.BatchNorm2d(16)  # type: ignore[assignment]
 
 
 def with_more(module: LeNet) -> None:
@@ -240,20 +331,31 @@ def without_statistics(module: LeNet) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [linear_of_another_kind, no_bias, strided, another_norm, with_more, without_statistics]
+    "change", [linear_of_another_kind, no_bias, shared, strided, another_norm, with_more, without_statistics]
 )
-def test_a_network_with_other_parts_is_left_to_its_modules(change: object) -> None:
+def test_a_network_with_other_parts_is_left_to_its_modules(change: Callable[[LeNet], None]) -> None:
     module = LeNet((3, 32, 32), 10, batch_norm=True)
-    change(module)  # type: ignore[operator]
+    change(module)
     assert FlatModel(module, LayerSpec.of(module))._chain is None
 
 
 def test_gradients_that_are_missing_or_lie_otherwise_are_not_written() -> None:
     module = LeNet((3, 32, 32), 10, batch_norm=True)
-    chain = module.chain()
-    assert isinstance(chain, Chain)
-    assert not chain.regular  # nobody has made room for gradients
+    missing = module.chain()
     for values in module.parameters():
         values.grad = torch.zeros_like(values)
-    assert not chain.regular  # kernels' channels come first
+    with_channels_first = module.chain()
+    assert missing is not None
+    assert with_channels_first is not None
+    assert not missing.regular
+    assert not with_channels_first.regular
     assert flat()._chain is not None
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+def test_half_a_chain_is_none(blocks: bool) -> None:
+    whole = flat()._chain
+    assert whole is not None
+    assert whole.regular
+    half = Chain(whole.blocks, ()) if blocks else Chain((), whole.layers)
+    assert not half.regular

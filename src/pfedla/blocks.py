@@ -35,16 +35,15 @@ class Conv2d(nn.Conv2d):
             return super().forward(x)
         return kernels.conv2d(x, self.weight, self.bias)
 
-    @property
-    def plain(self) -> bool:
-        """Whether there are loops for a convolution with these settings."""
+    def is_plain(self) -> bool:
+        """Say whether there are loops for a convolution with these settings."""
         moves = self.stride == self.dilation == (1, 1) and self.padding in ("valid", (0, 0))
         return moves and self.groups == 1 and self.out_channels % CHANNELS == 0
 
     def _fits(self, x: Tensor) -> bool:
         """Say whether there are loops for images like these."""
         return (
-            self.plain
+            self.is_plain()
             and loops_for(x, self.weight)
             and x.shape[1] == self.in_channels
             and x.shape[2] >= self.kernel_size[0]

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from pfedla import kernels
 from pfedla.blocks import CHANNELS, Conv2d, ConvPoolReLU, NormPoolReLU, loops_for
 
-__all__ = ["Chain", "Chained"]
+__all__ = ["Chain", "Chained", "called_by_others"]
+
+OF_ALL_MODULES = tuple(f"_global_{when}_hooks" for when in ("forward", "forward_pre", "backward", "backward_pre"))
 
 
 class Chained(ABC):
@@ -26,39 +28,42 @@ class Chain:
     """Blocks of convolution, batch norm or none, 2x2 max-pooling and ReLU; then linear layers with ReLU between them.
 
     Module by module, a step of a small network spends much of its time between them. `forward` and `backward` give what
-    the modules would in training, but for rounding, if the chain is `regular` and `fits`.
+    the modules would in training, but for rounding, if the chain is `regular`, which is asked once, and `fits`, which
+    is asked for every batch. Settings of modules have to stay as they are.
     """
 
     def __init__(self, blocks: Sequence[tuple[nn.Conv2d, nn.Module]], layers: Sequence[nn.Linear]) -> None:
         self.blocks = tuple(blocks)
         self.layers = tuple(layers)
         self.modules = (*(module for block in blocks for module in block), *layers)
+        self.parameters = [parameter for module in self.modules for parameter in module.parameters()]
+        self._gradients = [parameter.grad for parameter in self.parameters]
         self._norms = [norm for _, norm in blocks if isinstance(norm, NormPoolReLU)]
         self._room = torch.empty(0)  # for what comes between; kept, because memory is slow when it is fresh
         self._network: tuple[kernels.Stages, kernels.Stages] = (), ()
 
     @property
-    def parameters(self) -> list[nn.Parameter]:
-        """The parameters of all modules."""
-        return [parameter for module in self.modules for parameter in module.parameters()]
-
-    @property
     def regular(self) -> bool:
         """Whether there are loops for modules with these settings, whose values and gradients lie like theirs."""
         return (
-            all(_is_block(conv, norm) for conv, norm in self.blocks)
+            bool(self.blocks and self.layers)
+            and all(_is_block(conv, norm) for conv, norm in self.blocks)
             and all(type(layer) is nn.Linear for layer in self.layers)
             and all(module.bias is not None for module in (*(conv for conv, _ in self.blocks), *self.layers))
-            and all(_lies_well(values) and _lies_well(values.grad) for values in self.parameters)
+            and all(map(_lies_well, (*self.parameters, *self._gradients)))
+            and len(set(self.parameters)) == len(self.parameters)  # none is shared
         )
 
     def fits(self, x: Tensor) -> bool:
-        """Say whether a regular chain as it is can be given images like these."""
+        """Say whether a regular chain can be given images like these, as it stands now."""
         return (
-            loops_for(x, self.layers[0].weight)
+            loops_for(x, self.parameters[0])
             and not x.requires_grad
-            and not any(map(_hooked, self.modules))
-            and all(norm.training and norm.momentum is not None for norm in self._norms)
+            and not called_by_others(*self.modules)
+            and all(map(_as_it_was, self.parameters, self._gradients))
+            and all(
+                norm.training and norm.momentum is not None and norm.running_mean is not None for norm in self._norms
+            )
             and self._takes(*x.shape[1:])
         )
 
@@ -86,8 +91,8 @@ class Chain:
             tuple((layer.in_features, layer.out_features, *_of(layer)) for layer in self.layers),
         )
         if len(self._room) < (needed := kernels.network_room(x, *self._network)):
-            self._room = torch.empty(needed)
-        outputs = torch.empty(len(x), self.layers[-1].out_features)
+            self._room = x.new_empty(needed)
+        outputs = x.new_empty(len(x), self.layers[-1].out_features)
         kernels.network_forward(x, *self._network, self._room, outputs)
         return outputs
 
@@ -103,30 +108,41 @@ def _of(module: nn.Module) -> tuple[int, ...]:
     return weight.data_ptr(), bias.data_ptr(), weight.grad.data_ptr(), bias.grad.data_ptr()
 
 
-def _of_norm(norm: nn.Module) -> tuple[int | float | None, ...]:
+def _of_norm(norm: nn.Module) -> tuple[float, ...]:
     """Return the same of batch norm, with its statistics and settings; nothing if there is none."""
     if not isinstance(norm, NormPoolReLU):
         return ()
-    assert norm.running_mean is not None and norm.running_var is not None  # noqa: PT018
+    assert norm.running_mean is not None and norm.running_var is not None and norm.momentum is not None  # noqa: PT018
     weight, bias, *gradients = _of(norm)
     statistics = norm.running_mean.data_ptr(), norm.running_var.data_ptr()
     return weight, bias, *statistics, *gradients, norm.momentum, norm.eps
 
 
-def _hooked(module: nn.Module) -> bool:
-    """Say whether something is to be called when the module is."""
-    return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+def called_by_others(*modules: nn.Module) -> bool:
+    """Say whether something else than a module's own `forward` is to be called with it, or instead of it."""
+    return any(getattr(nn.modules.module, name, None) for name in OF_ALL_MODULES) or any(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in vars(module)
+        for module in modules
     )
+
+
+def _as_it_was(parameter: nn.Parameter, gradient: Tensor | None) -> bool:
+    """Say whether a parameter's gradient, and nothing else, is still to be put where it was when the chain was made."""
+    watched = parameter._backward_hooks or parameter._post_accumulate_grad_hooks
+    return parameter.grad is gradient and parameter.requires_grad and not watched
 
 
 def _is_block(conv: nn.Module, norm: nn.Module) -> bool:
     """Say whether there are loops for these two together."""
     if type(conv) is ConvPoolReLU:
-        return conv.plain and type(norm) is nn.Identity
+        return conv.is_plain() and type(norm) is nn.Identity
     return (
         type(conv) is Conv2d
-        and conv.plain
+        and conv.is_plain()
         and type(norm) is NormPoolReLU
         and norm.num_features == conv.out_channels
         and norm.affine

@@ -7,7 +7,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor, nn
 
-from pfedla.chain import Chained
+from pfedla.chain import Chain, Chained, called_by_others
 from pfedla.layers import Layers, LayerSpec, entry, kind_of, tensors_of
 from pfedla.objective import Classification, Objective
 
@@ -48,8 +48,8 @@ class FlatModel:
         self._buffers = {key: slots for key, slots in spec.slots.items() if kind_of(key)}
         self._tensors = tensors_of(module)
         chain = module.chain() if isinstance(module, Chained) else None
-        whole = chain is not None and sum(values.numel() for values in chain.parameters) == spec.parameters
-        self._chain = chain if chain and whole and chain.regular else None
+        trained = {values for values in parameters.values() if values.requires_grad}
+        self._chain = chain if chain and set(chain.parameters) == trained and chain.regular else None
 
     def vector(self, layers: Layers, row: int = 0, kind: str = "") -> Tensor:
         """Return one row of the entries of a kind, in the order of `weights`: `(parameters,)`."""
@@ -68,18 +68,23 @@ class FlatModel:
 
     def backward(self, x: Tensor, y: Tensor) -> Tensor:
         """Return `gradient`, filled with that of the objective on a batch, whose loss is then in `loss`."""
-        chain = self._chain if self._chain and self.module.training and self._chain.fits(x) else None
+        chain = self._chain if self._chain and self._as_a_chain(self._chain, x) else None
         if chain:
-            outputs = chain.forward(x).requires_grad_()
+            made = chain.forward(x).requires_grad_()
+            outputs = made.clone()  # on which a loss may work in place
         else:
             self.gradient.zero_()
             outputs = self.module(x)
         loss = self.objective.loss(outputs, y)
         loss.backward()
         if chain:
-            chain.backward(x, torch.zeros_like(outputs) if outputs.grad is None else outputs.grad)
+            chain.backward(x, torch.zeros_like(made) if made.grad is None else made.grad)
         self.loss = loss.detach()
         return self.gradient
+
+    def _as_a_chain(self, chain: Chain, x: Tensor) -> bool:
+        """Say whether the module's parts, one after the other, do with a batch what the module would."""
+        return self.module.training and not called_by_others(self.module) and chain.fits(x)
 
     def load(self, layers: Layers, row: int = 0) -> None:
         """Copy one row of `layers` into the module."""

@@ -106,7 +106,7 @@ class _NormPoolReLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, *rest: Any) -> Tensor:
         mean, variance, momentum, epsilon = rest
-        out, best, saved = _pooled(x), _pooled(x), torch.empty(2, x.shape[1], dtype=torch.float64)
+        out, best, saved = _pooled(x), _pooled(x), x.new_empty((2, x.shape[1]), dtype=torch.float64)
         _compiled.norm_forward(
             x.data_ptr(),
             _shape(x),
@@ -220,14 +220,19 @@ def _gradients(
 def _convolved(x: Tensor, weight: Tensor, *, pooled: bool = False) -> Tensor:
     """Return room for what a convolution makes of images, and 2x2 pooling of that."""
     (n, _, h, w), (channels, _, rows, columns) = x.shape, weight.shape
-    out = torch.empty((n, channels, h - rows + 1, w - columns + 1), memory_format=torch.channels_last)
-    return _pooled(out) if pooled else out
+    rows, columns = h - rows + 1, w - columns + 1
+    return _room(x, n, channels, rows // 2, columns // 2) if pooled else _room(x, n, channels, rows, columns)
 
 
 def _pooled(x: Tensor) -> Tensor:
     """Return room for what 2x2 pooling makes of images."""
     n, c, h, w = x.shape
-    return torch.empty((n, c, h // 2, w // 2), memory_format=torch.channels_last)
+    return _room(x, n, c, h // 2, w // 2)
+
+
+def _room(x: Tensor, *shape: int) -> Tensor:
+    """Return room for images like these, whatever torch's defaults are."""
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
 
 
 def _shape(x: Tensor) -> Shape:
