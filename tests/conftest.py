@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from pfedla import cli
+from pfedla import cli, kernels
 from pfedla.algorithm import Algorithm
 from tests import world
 
@@ -30,6 +31,13 @@ def signals_as_usual() -> None:
     """Hear Ctrl-C and the like where the tests run in the background of a shell, which has them ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(params=kernels.available())
+def level(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Use the loops of each instruction set that there are loops for here."""
+    with kernels.switch(request.param):
+        yield
 
 
 QUICK = ("fedavg", "fedper", "fedfomo", "pfedla", "heurpfedla", "pfedla-peers")  # one of each kind

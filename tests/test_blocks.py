@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -19,12 +17,6 @@ from pfedla.training import Samples, Task, Training, score
 
 LEVELS = kernels.available()
 SHAPES = [(5, 16, 8, 8), (2, 32, 9, 7), (1, 48, 2, 3), (32, 16, 28, 28)]
-
-
-@pytest.fixture(params=LEVELS)
-def level(request: pytest.FixtureRequest) -> Iterator[None]:
-    with kernels.switch(request.param):
-        yield
 
 
 def images(*shape: int) -> Tensor:

@@ -229,14 +229,14 @@ def test_what_the_pages_say_of_the_hypernetworks_step() -> None:
     small, large, printed = (fmean(mean(name, step) for name in names if "emnist" not in name) for step in steps)
     text = f"Adam with 0.001 is {large - small:.1f} before 0.0003, and that {small - printed:.1f} before the printed"
     says("docs/paper.md", text)
-    above = []
+    gains = []
     for name in ("emnist-letters-dirichlet", "groups"):
         one, other = (
             percent(f"confirmed-{name}", label) for label in ("pfedla", "pfedla,hyper_optimizer=sgd,hyper_lr=1.0")
         )
         apart = [a - b for a, b in zip(one, other, strict=True)]
-        above.append(f"{fmean(apart):.1f} ± {stdev(apart):.1f}")
-    says("docs/paper.md", "The default is {} and {} points above the printed step there".format(*above))
+        gains.append(f"{fmean(apart):.1f} ± {stdev(apart):.1f}")
+    says("docs/paper.md", "The default is {} and {} points above the printed step there".format(*gains))
     found = [
         percent("step-fashion-mnist-non-iid-2", label)
         for label in (*(f"pfedla,hyper_lr={step}" for step in ("0.001", "0.0003", "0.0001")), "fedavg", "local")
