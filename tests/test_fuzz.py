@@ -36,8 +36,8 @@ from tests.world import fleet_of, outcome_of, server_of, setting
 
 pytestmark = pytest.mark.slow
 
-often = settings(max_examples=1000, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
-seldom = settings(often, max_examples=250)
+often = settings(max_examples=400, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+seldom = settings(often, max_examples=200)
 
 
 @contextmanager
