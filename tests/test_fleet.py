@@ -106,7 +106,7 @@ def test_going_back_forgets_what_was_trained_and_not_committed() -> None:
     same(fleet.kept, saved)
 
 
-def test_cores_are_the_workers_while_clients_work_and_the_servers_again_then() -> None:
+def test_clients_have_one_thread_each() -> None:
     threads = []
 
     class Telling(FedAvg):

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import pfedla
 from pfedla.algorithm import Algorithm
 from pfedla.algorithms import PFedLA
 from pfedla.algorithms.fedavg import FedAvg, Local, SharedModel
@@ -21,11 +22,12 @@ from pfedla.codec import Codec
 from pfedla.engine import FlatModel
 from pfedla.errors import ConfigError
 from pfedla.layers import Layers, kind_of
+from pfedla.models import MLP
 from pfedla.record import RunRecord
 from pfedla.rounds import Schedule, evaluate, participants, run_round
 from pfedla.training import Task, score
 from pfedla.wire import Payload
-from tests.world import WireFleet, data, fleet_of, outcome_of, play, same, server_of, setting, theta_of
+from tests.world import WireFleet, data, fleet_of, outcome_of, play, same, same_result, server_of, setting, theta_of
 
 FIVE = Schedule(seed=0, participants=5)
 
@@ -288,3 +290,18 @@ def test_with_a_codec_clients_are_scored_on_what_they_unpack() -> None:
     for client, mine in clients.items():
         losses = [score(model, layers, [mine.test])["loss"][0] for layers in (halved(theta), theta)]
         assert found.personalized["loss"][client] == losses[0] != losses[1]
+
+
+def test_the_result_does_not_depend_on_how_many_threads_the_server_might_use() -> None:
+    rng, before = np.random.default_rng(0), torch.get_num_threads()
+    clients = [(rng.normal(size=(10, 300)).astype(np.float32), np.arange(10) % 3) for _ in range(10)]
+    results = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            results.append(pfedla.run(PFedLA(), partial(MLP, (300,), 3), clients, 3, workers=0))
+            assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        same_result(other, results[0])

@@ -133,5 +133,5 @@ class SimulatedFleet:
             return Job(kind, client, t, kept, sent.rows(slice(row[client], row[client] + 1)))
 
         order = sorted(ids, key=lambda client: -self._examples[client])
-        with threads(1):  # the cores are the workers'; the server has them all again when they are done
+        with threads(1):
             return dict(sorted(self._pool.run(map(job, order))))

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from pfedla.algorithm import Algorithm
-from pfedla.client import Setting
+from pfedla.client import Setting, threads
 from pfedla.codec import AS_IT_IS, Coding
 from pfedla.errors import ConfigError, RunError
 from pfedla.fleet import Answers, Fleet
@@ -129,7 +129,7 @@ def run(
     raised again. If `watch` returns False, the round it was told of is the last one. `track` is told of every
     evaluation: first of those in the checkpoint, as far as their diagnostics were kept.
     """
-    with stoppable():
+    with stoppable(), threads(1):  # so that the result does not depend on how many cores the server has
         return _run(setting, fleet, n, schedule, record, watch, checkpoint_every, models, track)
 
 
