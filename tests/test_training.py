@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -213,9 +214,7 @@ def test_settings_out_of_range_are_refused(wrong: dict[str, Any], message: str) 
 # ---- the statistics of a model on a client's data
 
 
-def test_running_statistics_are_those_of_all_training_samples_and_nothing_else_changes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_running_statistics_are_those_of_all_training_samples_and_nothing_else_changes() -> None:
     made = setting(FedAvg())
     task, start = task_of(made, [0, 2]), theta_of(made)
     models = {key: torch.cat([rows, rows * 2 if rows.is_floating_point() else rows]) for key, rows in start.items()}
@@ -233,8 +232,33 @@ def test_running_statistics_are_those_of_all_training_samples_and_nothing_else_c
     norm = task.model.module.get_submodule("bn")
     assert norm.momentum == 0.1
     assert task.fit(models)["bn#counters"].tolist() == [[4], [4]]  # training counts its batches as ever
-    monkeypatch.setattr("pfedla.training.EVALUATION_BATCH", 8)  # of 9 samples: the ninth joins the others
-    torch.testing.assert_close(task.normalized(models)["bn#stats"][1], found["bn#stats"][1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [nn.BatchNorm1d, partial(nn.InstanceNorm1d, affine=True, track_running_stats=True)],
+    ids=["batch", "instance"],
+)
+@pytest.mark.parametrize("count", [EVALUATION_BATCH - 10, EVALUATION_BATCH + 10, 4 * EVALUATION_BATCH])
+def test_running_statistics_do_not_depend_on_the_order_of_the_samples(make: Any, count: int) -> None:
+    rng, y = np.random.default_rng(0), np.arange(count) * 2 // count  # one class after the other
+    x = (rng.normal(size=(count, 1, 6)) + 10 * y[:, None, None]).astype(np.float32)
+    module = nn.Sequential(make(1), nn.Flatten(), nn.Linear(6, 2))
+    spec = LayerSpec.of(module)
+    task = Task(FlatModel(module, spec), [Samples(x, y)], [0], Training(), seed=0, t=1)
+    mean, variance = task.normalized(spec.read(module))["0#stats"][0].tolist()
+    within = x.var(2, ddof=1).mean() if isinstance(module[0], nn.InstanceNorm1d) else x.var(ddof=1)
+    assert mean == pytest.approx(x.mean(), rel=0.15)
+    assert variance == pytest.approx(within, rel=0.02)
+
+
+def test_where_there_are_norms_nothing_is_trained_on_one_sample_while_there_are_more() -> None:
+    x, y = np.zeros((2, 2, 6, 6), np.float32), np.arange(2)
+    for name, least in (("conv", 2), ("mlp", 1)):
+        made = setting(FedAvg(), name)
+        task = Task(FlatModel(made.template, made.spec), [Samples(x, y)], [0], made.training, seed=0, t=1)
+        assert [len(part.samples[0]) for part in task.leave_out(5, [0])] == [least, 1]
+        assert [len(part.samples[0]) for part in task.split(0.2, "held out")] == [1, least]
 
 
 def test_a_model_without_such_norms_is_left_alone() -> None:

@@ -31,6 +31,7 @@ from pfedla.storage import repeat
 
 __all__ = [
     "COUNTERS",
+    "INSTANCE_NORMS",
     "NORMS",
     "STATS",
     "LayerSpec",
@@ -50,10 +51,8 @@ Groups = Mapping[str, str | Sequence[str]] | Sequence[str]
 
 STATS = "stats"
 COUNTERS = "counters"
-NORMS = (
-    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
-    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
-)
+INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, *INSTANCE_NORMS)
 ROOT = "(root)"  # the layer of parameters that the outermost module owns itself
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pfedla.engine import FlatModel
 from pfedla.errors import ConfigError, RunError
-from pfedla.layers import NORMS, STATS, Layers, kind_of
+from pfedla.layers import INSTANCE_NORMS, NORMS, STATS, Layers, kind_of
 from pfedla.randomness import seed_of, stream
 from pfedla.settings import Count, NonNegative, Positive, Range, Settings
 
@@ -49,8 +49,8 @@ class Samples:
     """A client's inputs and targets, resident in memory and quick to take batches from.
 
     Inputs of type uint8 are taken for pixels: they stay so in memory and are scaled to [-1, 1] batch by batch.
-    Other inputs, and targets, are used as they are, floating-point ones in the model's precision. Four-dimensional
-    inputs are kept channels-last.
+    Other inputs, and targets, are used as they are, floating-point ones in single precision, whatever the model's.
+    Four-dimensional inputs are kept channels-last.
     """
 
     def __init__(self, x: Tensor | np.ndarray, y: Tensor | np.ndarray) -> None:
@@ -176,14 +176,15 @@ class Task:
     def split(self, share: float, *key: str | int) -> tuple[Task, Task]:
         """Return the task on a random share of each client's samples, and on the rest.
 
-        Seed, key and client alone decide which. There is one sample at least in both: if needed, the same.
+        Seed, key and client alone decide which. There is one sample at least in both, and in the rest as many as a
+        model is trained on at the least: if needed, the same.
         """
         parts: tuple[list[Samples], list[Samples]] = [], []
         for samples, client in zip(self.samples, self.ids, strict=True):
             order = torch.randperm(len(samples), generator=stream(self.seed, *key, client))
             cut = max(1, round(share * len(order)))
             parts[0].append(samples.subset(order[:cut]))
-            parts[1].append(samples.subset(order[cut:] if cut < len(order) else order))
+            parts[1].append(samples.subset(order[cut:] if len(order) - cut >= self._least() else order))
         first, rest = (
             Task(self.model, part, self.ids, self.training, self.seed, self.t, self.called) for part in parts
         )
@@ -194,18 +195,23 @@ class Task:
 
         Seed and client alone decide the folds, as many as `folds` or samples. What is left is trained on for
         folds / (folds - 1) times the epochs, to the nearest: about as many samples are seen. There is one sample at
-        least in both: if needed, the same.
+        least in both, and in the rest as many as a model is trained on at the least: if needed, the same.
         """
         parts: tuple[list[Samples], list[Samples]] = [], []
         for samples, client, fold in zip(self.samples, self.ids, which, strict=True):
             order = torch.randperm(len(samples), generator=stream(self.seed, "folds", client))
             pieces = list(order.tensor_split(min(folds, len(order))))
             left_out = pieces.pop(fold % len(pieces))
-            parts[0].append(samples.subset(torch.cat(pieces or [left_out])))
+            rest = torch.cat([*pieces, left_out[:0]])
+            parts[0].append(samples.subset(rest if len(rest) >= self._least() else order))
             parts[1].append(samples.subset(left_out))
         longer = replace(self.training, local_epochs=int(self.training.local_epochs * folds / (folds - 1) + 0.5))
-        rest = Task(self.model, parts[0], self.ids, longer, self.seed, self.t, self.called)
-        return rest, Task(self.model, parts[1], self.ids, self.training, self.seed, self.t, self.called)
+        without = Task(self.model, parts[0], self.ids, longer, self.seed, self.t, self.called)
+        return without, Task(self.model, parts[1], self.ids, self.training, self.seed, self.t, self.called)
+
+    def _least(self) -> int:
+        """Return how many samples a model is trained on at the least: a norm needs two for their spread."""
+        return 1 + any(isinstance(module, NORMS) for module in self.model.module.modules())
 
     def gradient(self, layers: Layers) -> Layers:
         """Return the gradient of each client's mean loss over all its samples, of models as they are in service."""
@@ -296,7 +302,8 @@ class Task:
     def normalized(self, layers: Layers) -> Layers:
         """Return each row with the running statistics that its norms have on the client's training samples.
 
-        It takes one pass forward, in which nothing else changes; without such norms, no pass.
+        It takes one pass forward, in which nothing else changes; without such norms, no pass. More samples than fit
+        into a batch are shuffled: statistics are means over batches, and those of one class would be far from all's.
         """
         module = self.model.module
         norms = [norm for norm in module.modules() if isinstance(norm, NORMS) and norm.running_mean is not None]
@@ -309,9 +316,10 @@ class Task:
                 module.eval()
                 for norm in norms:
                     norm.reset_running_stats()
-                    norm.momentum = None  # the mean over batches
                     norm.train()
-                for index in torch.arange(len(samples)).split(_sizes(len(samples), EVALUATION_BATCH)):
+                for seen, index in enumerate(self._parts(row), 1):
+                    for norm in norms:  # the mean over batches, which only batch norm takes None for
+                        norm.momentum = 1 / seen if isinstance(norm, INSTANCE_NORMS) else None
                     module(samples.take(index, self.model.weights)[0])
                 rows.append(self.model.read())
         finally:
@@ -319,6 +327,17 @@ class Task:
                 norm.momentum = momentum
         statistics = [key for key in layers if kind_of(key) == STATS]
         return layers | {key: torch.cat([row[key] for row in rows]) for key in statistics}
+
+    def _parts(self, row: int) -> Sequence[Tensor]:
+        """Return a client's samples in batches of equal size, to be passed forward; in any order if there are several.
+
+        Seed and client alone decide which.
+        """
+        count = len(self.samples[row])
+        if count <= EVALUATION_BATCH:
+            return [torch.arange(count)]
+        order = torch.randperm(count, generator=stream(self.seed, "statistics", self.ids[row]))
+        return order.tensor_split(-(-count // EVALUATION_BATCH))
 
     def _batches(self, row: int, epochs: int, part: str) -> Batches:
         """Yield every sample once per epoch, in an order fixed by seed, round and client."""
