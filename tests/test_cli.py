@@ -294,6 +294,28 @@ def test_where_data_lies_decides_nothing(pfedla: Any) -> None:
     assert "kept" in pfedla(*words, "--data-dir", "elsewhere")[2]
 
 
+def test_runs_on_other_data_are_not_set_beside_each_other(pfedla: Any) -> None:
+    words = ["compare", *SMALL, "--out", "one"]
+    assert pfedla(*words, "-a", "local")[0] == 0
+    file = Path("one/local-seed0/run.json")
+    facts = json.loads(file.read_text())
+    file.write_text(json.dumps(facts | {"data": "of another day"}))
+    code, _, err = pfedla(*words, "-a", "local", "-a", "fedavg")
+    assert code == 1
+    assert "one/local-seed0 holds a run on other data than are found now" in err
+    assert not Path("one/fedavg-seed0").exists()
+
+
+def test_what_cannot_be_compared_is_refused_before_the_first_run(pfedla: Any) -> None:
+    words = ["compare", *SMALL, "--out", "one"]
+    assert pfedla(*words, "-a", "fedavg", "--lr", "0.5")[0] == 0
+    code, _, err = pfedla(*words, "-a", "local", "-a", "fedavg")
+    assert (code, "one/fedavg-seed0 holds a run with another configuration" in err) == (1, True)
+    code, _, err = pfedla(*words, "-a", "local", "-a", "scaffold", "--set", "training.momentum=0.9")
+    assert (code, "scaffold: training.momentum = 0.9: SCAFFOLD takes plain steps" in err) == (2, True)
+    assert not Path("one/local-seed0").exists()
+
+
 def test_compare_prints_json_alone(pfedla: Any) -> None:
     code, out, _ = pfedla("compare", "-a", "local", *SMALL, "--out", "one", "--json")
     assert code == 0

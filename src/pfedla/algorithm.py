@@ -33,7 +33,7 @@ from torch import Tensor
 from pfedla.errors import ConfigError
 from pfedla.layers import Layers, LayerSpec, change, kind_of
 from pfedla.settings import Settings
-from pfedla.training import Task
+from pfedla.training import Task, Training
 from pfedla.wire import Payload
 
 __all__ = ["Algorithm", "State"]
@@ -60,6 +60,9 @@ class Algorithm(Settings, ABC, Generic[State]):
         What is to be resolved is a field with `metadata=RESOLVED`, None until then, and read through `resolved`.
         """
         return self
+
+    def check(self, training: Training, n: int) -> None:
+        """Refuse settings that do not go with how clients train, or with how many they are, before any work."""
 
     def resolved(self, value: T | None) -> T:
         """Return a field that `for_model` fills in; refuse a method that has not met its model."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -115,14 +115,15 @@ def compare(
     done: dict[str, list[dict[str, Any]]] = {label: [] for label in labels}
     _check_places(out, results)
     held = {} if results is None or overwrite else collected(results)
+    if not overwrite:
+        _check_standing(plan, held, out, results)
     for seed, experiments in plan.items():
         federation: Federation | None = None
+        kept: list[Path] = []
         for label, experiment in experiments.items():
             if label not in done:
                 continue
             if known := held.get((label, seed)):
-                if differing := changed(known, experiment):
-                    raise RunError(f"{measured_otherwise(results, known, differing)}: choose another file")
                 tell(f"{label}, seed {seed}, is in {results}: kept")
                 done[label].append(known)
                 _write(out, done, results)
@@ -130,6 +131,7 @@ def compare(
             path = out / f"{label}-seed{seed}"
             stands = "new" if overwrite else standing(path, experiment)
             if stands == "complete":
+                kept.append(path)
                 tell(f"{path} is complete: kept (overwrite it to run it anew)")
                 done[label].append(RunRecord(path).summary())
                 _write(out, done, results)
@@ -145,6 +147,7 @@ def compare(
                         tell(f"{refused} is left out: {error}")
                 if label not in done:
                     continue
+            _refuse_other_data(kept, federation)
             watch = start(f"{label} {seed}" if len(seeds) > 1 else label, experiment.schedule.rounds)
             result = carry_out(path, experiment, stands, federation, watch=watch, overwrite=overwrite)
             finished(path, experiment, result)
@@ -167,6 +170,32 @@ def standing(path: Path, experiment: Experiment) -> Standing:
     if record.complete and not shorter and "settings" in record.summary() and changed(record.summary(), experiment):
         raise RunError(f"{path} holds figures of other settings than its configuration: overwrite it")
     return "shorter" if shorter else "complete" if record.complete else "unfinished"
+
+
+def _check_standing(
+    plan: Mapping[int, Mapping[str, Experiment]],
+    held: Mapping[tuple[str, int], dict[str, Any]],
+    out: Path,
+    results: Path | None,
+) -> None:
+    """Refuse what was measured otherwise, in files and folders, before the first run and not when its turn comes."""
+    for seed, experiments in plan.items():
+        for label, experiment in experiments.items():
+            known = held.get((label, seed))
+            if known is None:
+                standing(out / f"{label}-seed{seed}", experiment)
+            elif differing := changed(known, experiment):
+                raise RunError(f"{measured_otherwise(results, known, differing)}: choose another file")
+
+
+def _refuse_other_data(kept: Iterable[Path], federation: Federation) -> None:
+    """Refuse to set runs beside each other that were not given the same data."""
+    data = federation.fingerprint()
+    for path in kept:
+        if RunRecord(path).facts().get("data") != data:
+            raise RunError(
+                f"{path} holds a run on other data than are found now: choose another folder (out), or overwrite it"
+            )
 
 
 def carry_out(

@@ -284,6 +284,7 @@ def assemble(experiment: Experiment, model: Callable[[], nn.Module], names: Sequ
     """Put together what is fixed for a run of clients with these names, where there is no data yet."""
     template = _first_model(model, experiment.schedule.seed)
     setting = setting_of(experiment, template, LayerSpec.of(template, experiment.model.layers), names)
+    setting.algorithm.check(experiment.training, len(names))
     return replace(setting, deployed=True)
 
 
@@ -296,6 +297,7 @@ def _setting(experiment: Experiment, template: nn.Module, spec: LayerSpec, feder
     setting = setting_of(experiment, template, spec, federation.names)
     check_model(template, experiment.objective, federation.data, federation.names)
     participants(experiment.schedule, 0, len(federation.data))
+    setting.algorithm.check(experiment.training, len(federation.data))
     return setting
 
 

@@ -104,5 +104,5 @@ def test_with_weights_that_stay_1_it_is_fedavg() -> None:
 
 def test_a_model_of_fewer_than_p_layers_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.p = 4: this model has 3 layers"):
-        FedALA(p=4).enroll(theta_of(setting(FedALA())))
+        setting(FedALA(p=4))
     assert FedALA(p=3).enroll(theta_of(setting(FedALA())))["conv#weights"].shape[1] == setting(FedALA()).spec.parameters

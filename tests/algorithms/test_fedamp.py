@@ -8,7 +8,8 @@ from pfedla.algorithms import FedAMP
 from pfedla.algorithms.fedamp import Messages, attention, heuristic_attention
 from pfedla.errors import ConfigError
 from pfedla.layers import Layers
-from tests.world import download, same, server_of, setting, task_of, theta_of
+from pfedla.training import Training
+from tests.world import download, play, same, server_of, setting, task_of, theta_of
 
 THETA: Layers = {
     "a": torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 3.0]]),
@@ -83,7 +84,14 @@ def test_models_that_are_alike_get_even_weights() -> None:
 
 def test_fedamp_itself_needs_a_sigma() -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.sigma must be given"):
-        server_of(setting(FedAMP(heuristic=False)), 3)
+        FedAMP(heuristic=False).check(Training(), 3)
+
+
+@pytest.mark.parametrize("lr", [0.05, 0.01])
+def test_the_pull_does_not_overshoot_however_long_a_run_is(lr: float) -> None:
+    made = setting(FedAMP(decay_every=1), "mlp", lr=lr)  # twelve rounds are as many as 360 by default
+    personalized = play(made, [[0, 1, 2]] * 12, 3).personalized()
+    assert all(rows.isfinite().all() for rows in personalized.values())
 
 
 @pytest.mark.parametrize("heuristic", [False, True])
@@ -137,7 +145,7 @@ def test_the_server_keeps_what_the_client_trained() -> None:
 
 def test_weights_above_1_are_refused() -> None:
     made = setting(FedAMP(heuristic=False, alpha=1.0, sigma=4.0))
-    server_of(made, 5)
-    server_of(made, 1)
+    made.algorithm.check(made.training, 5)
+    made.algorithm.check(made.training, 1)
     with pytest.raises(ConfigError, match=r"algorithm\.alpha = 1 must be at most algorithm\.sigma / .*, 0\.8"):
-        server_of(made, 6)
+        made.algorithm.check(made.training, 6)

@@ -103,6 +103,6 @@ def test_local_epochs_are_shared_between_head_and_body_or_refused() -> None:
     short = setting(FedRep(), local_epochs=1)
     _, own, got = start(short, [0])
     with pytest.raises(ConfigError, match=r"training.local_epochs = 1 leaves none for FedRep's head"):
-        short.algorithm.train(own, got, task_of(short, [0]))
+        short.algorithm.check(short.training, 4)
     chosen = setting(FedRep(head_epochs=1), local_epochs=1)
     chosen.algorithm.train(own, got, task_of(chosen, [0]))

@@ -36,7 +36,7 @@ from pfedla.algorithms import (
 )
 from pfedla.errors import ConfigError
 from pfedla.settings import build, names_of
-from tests.world import download, setting, task_of
+from tests.world import setting
 
 Method = type[Algorithm[Any]]
 TINY = 5e-324  # the smallest number above 0
@@ -194,4 +194,4 @@ def test_unknown_settings_are_refused(kind: Method) -> None:
 def test_methods_of_plain_steps_refuse_momentum(algorithm: Algorithm[Any], name: str) -> None:
     made = setting(algorithm, momentum=0.9)
     with pytest.raises(ConfigError, match=rf"^training\.momentum = 0\.9: {name} takes plain steps; set it to 0$"):
-        made.algorithm.train(made.enroll().own, download(made, [1]), task_of(made, [1]))
+        made.algorithm.check(made.training, 4)

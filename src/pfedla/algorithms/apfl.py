@@ -22,7 +22,7 @@ from pfedla.algorithms.fedavg import FedAvg
 from pfedla.engine import FlatModel
 from pfedla.layers import Layers, change, entry, kind_of
 from pfedla.settings import Share
-from pfedla.training import Batches, Task
+from pfedla.training import Batches, Task, Training
 from pfedla.wire import Payload
 
 __all__ = ["APFL", "mix", "next_alpha"]
@@ -52,13 +52,16 @@ class APFL(FedAvg):
     alpha: Share = 0.5
     adaptive: bool = False
 
+    def check(self, training: Training, n: int) -> None:  # noqa: ARG002
+        """Refuse momentum."""
+        training.refuse_momentum("APFL")
+
     def enroll(self, theta: Layers) -> Layers:
         """Keep the personal part beside the mixture, and α_i if it is learned."""
         return theta | self._beside({key: row for key, row in theta.items() if not kind_of(key)}, self.alpha)
 
     def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
         """Step w_i along ∇f_i(w_i) and v_i along α_i ∇f_i(v̄_i), on the same batches with the same random numbers."""
-        task.training.refuse_momentum("APFL")
         lr, decay, received = task.training.lr, task.training.weight_decay, got.fill(own)
         model = task.model
         local = FlatModel(copy.deepcopy(model.module).train(), model.spec, model.objective, model.weights.device)

@@ -23,6 +23,7 @@ from pfedla.algorithms.fedavg import weighted_mean
 from pfedla.errors import ConfigError
 from pfedla.layers import Layers, LayerSpec, bank
 from pfedla.settings import Count
+from pfedla.training import Training
 from pfedla.wire import Payload
 
 __all__ = ["Clustered", "Clusters", "group_of_each"]
@@ -59,6 +60,10 @@ class Clustered(Algorithm[Clusters]):
         """Refuse to guess the groups."""
         self._told()
         return self
+
+    def check(self, training: Training, n: int) -> None:  # noqa: ARG002
+        """Refuse groups that so many clients cannot form."""
+        group_of_each(self._told(), n)
 
     def init(self, theta: Layers, n: int, rng: torch.Generator) -> Clusters:  # noqa: ARG002
         """Start every group from the common model."""

@@ -11,7 +11,7 @@ w, eta, s      W_i in [0, 1], of the last p layers; its learning rate; the share
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Self
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from torch import Tensor
 from pfedla.algorithms.fedavg import FedAvg
 from pfedla.engine import FlatModel
 from pfedla.errors import ConfigError
-from pfedla.layers import Layers, change, entry, kind_of
+from pfedla.layers import Layers, LayerSpec, change, entry, kind_of
 from pfedla.settings import Count, Positive, Range
 from pfedla.training import Batches, Task
 from pfedla.wire import Payload
@@ -53,11 +53,15 @@ class FedALA(FedAvg):
     threshold: Positive = 0.1
     start_epochs: Count = 50
 
+    def for_model(self, spec: LayerSpec) -> Self:
+        """Refuse a model of fewer than p layers."""
+        if self.p > len(spec.names):
+            raise ConfigError(f"algorithm.p = {self.p}: this model has {len(spec.names)} layers")
+        return self
+
     def enroll(self, theta: Layers) -> Layers:
-        """Keep W_i, all 1, and that it was never learned. Refuse a model of fewer than p layers."""
+        """Keep W_i, all 1, and that it was never learned."""
         names = [key for key in theta if not kind_of(key)]
-        if self.p > len(names):
-            raise ConfigError(f"algorithm.p = {self.p}: this model has {len(names)} layers")
         ones = torch.ones_like(torch.cat([theta[layer] for layer in names[-self.p :]], 1))
         return theta | {entry(names[-self.p], "weights"): ones, LEARNED: torch.tensor([[False]])}
 

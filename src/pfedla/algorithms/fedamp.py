@@ -23,7 +23,7 @@ from pfedla.algorithms.fedprox import FedProx
 from pfedla.errors import ConfigError
 from pfedla.layers import Layers, bank, kind_of
 from pfedla.settings import Count, Positive
-from pfedla.training import Task
+from pfedla.training import Task, Training
 from pfedla.wire import Payload
 
 __all__ = ["FedAMP", "Messages", "attention", "heuristic_attention"]
@@ -81,13 +81,16 @@ class FedAMP(Algorithm[Messages]):
         """Return α_k of round `t`, counted from 1."""
         return self.alpha * self.alpha_decay ** ((t - 1) // self.decay_every)
 
-    def init(self, theta: Layers, n: int, rng: torch.Generator) -> Messages:  # noqa: ARG002
-        """Start everybody from the common model; refuse a step that would leave the mixture, ξ_ii < 0."""
+    def check(self, training: Training, n: int) -> None:  # noqa: ARG002
+        """Refuse a step that would leave the mixture, ξ_ii < 0."""
         if not self.heuristic and (n - 1) * self.alpha > self._sigma:
             raise ConfigError(
                 f"algorithm.alpha = {self.alpha:g} must be at most algorithm.sigma / (clients - 1), "
                 f"{self._sigma / (n - 1):g}"
             )
+
+    def init(self, theta: Layers, n: int, rng: torch.Generator) -> Messages:  # noqa: ARG002
+        """Start everybody from the common model."""
         return Messages(bank(theta, n), torch.tensor(0))
 
     def download(self, state: Messages, ids: Tensor) -> Payload:
@@ -104,8 +107,12 @@ class FedAMP(Algorithm[Messages]):
         return Messages(state.theta, state.t + 1)
 
     def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
-        """Lower F_i(w) + λ/(2α_k) |w - u_i|² by SGD from u_i: FedProx with μ = λ/α_k."""
-        return FedProx(self.lam / float(got.values["alpha"][0])).train(own, got, task)
+        """Lower F_i(w) + λ/(2α_k) |w - u_i|² by SGD from u_i: FedProx with μ = λ/α_k.
+
+        As α_k falls, a step along that pull would one day overshoot u_i: it goes to u_i at the most, μ ≤ 1/lr.
+        """
+        mu = min(self.lam / float(got.values["alpha"][0]), 1 / task.training.lr)
+        return FedProx(mu).train(own, got, task)
 
     @property
     def _sigma(self) -> float:

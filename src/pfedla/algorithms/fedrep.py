@@ -18,7 +18,7 @@ from pfedla.algorithms.fedper import FedPer
 from pfedla.errors import ConfigError
 from pfedla.layers import Layers, change, layer_of
 from pfedla.settings import Count
-from pfedla.training import Task
+from pfedla.training import Task, Training
 from pfedla.wire import Payload
 
 __all__ = ["FedRep", "descend"]
@@ -43,12 +43,16 @@ class FedRep(FedPer):
     head_epochs: Count | None = None
     body_epochs: Count = 1
 
-    def tau(self, task: Task) -> int:
+    def check(self, training: Training, n: int) -> None:  # noqa: ARG002
+        """Refuse epochs of which none is left for the head."""
+        self.tau(training)
+
+    def tau(self, training: Training) -> int:
         """Return τ, the head's epochs: as set, or what the body leaves of the local epochs."""
-        left = task.training.local_epochs - self.body_epochs
+        left = training.local_epochs - self.body_epochs
         if self.head_epochs is None and left < 1:
             raise ConfigError(
-                f"training.local_epochs = {task.training.local_epochs} leaves none for FedRep's head, since its body "
+                f"training.local_epochs = {training.local_epochs} leaves none for FedRep's head, since its body "
                 f"takes {self.body_epochs}: train for more local epochs, or set algorithm.head_epochs"
             )
         return self.head_epochs or left
@@ -56,11 +60,11 @@ class FedRep(FedPer):
     def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
         """Algorithm 1: h_i by τ epochs on the received φ, then φ_i on that h_i; φ_i goes up."""
         received = got.fill(own)
-        tuned = descend(task, received, self.resolved(self.personal), self.tau(task), "head")
+        tuned = descend(task, received, self.resolved(self.personal), self.tau(task.training), "head")
         body = [name for name in got.names if self.shares(name)]
         trained = descend(task, tuned, body, self.body_epochs, "body")
         return trained, self.send(change(trained, received), examples=task.examples)
 
     def personalize(self, own: Layers, got: Payload, task: Task) -> Layers:
         """Fit the head to the received body, on training data."""
-        return descend(task, got.fill(own), self.resolved(self.personal), self.tau(task), "personalize")
+        return descend(task, got.fill(own), self.resolved(self.personal), self.tau(task.training), "personalize")

@@ -23,7 +23,7 @@ from pfedla.algorithms.fedavg import FedAvg
 from pfedla.engine import FlatModel
 from pfedla.layers import Layers, change
 from pfedla.settings import NonNegative, Positive
-from pfedla.training import Batches, Task
+from pfedla.training import Batches, Task, Training
 from pfedla.wire import Payload
 
 __all__ = ["PerFedAvg", "grouped", "meta_gradient"]
@@ -65,9 +65,12 @@ class PerFedAvg(FedAvg):
     beta: Positive | None = None
     delta: Positive = 1e-3
 
+    def check(self, training: Training, n: int) -> None:  # noqa: ARG002
+        """Refuse momentum."""
+        training.refuse_momentum("Per-FedAvg")
+
     def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
         """Take steps w_i - β ∇F_i(w_i)."""
-        task.training.refuse_momentum("Per-FedAvg")
 
         def descend(_: int, model: FlatModel, batches: Batches) -> None:
             def gradient(w: Tensor, batch: Batch) -> Tensor:

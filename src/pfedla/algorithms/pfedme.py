@@ -25,7 +25,7 @@ from pfedla.algorithms.fedprox import proximal_gradient
 from pfedla.engine import FlatModel
 from pfedla.layers import Layers, change, kind_of
 from pfedla.settings import Count, NonNegative, Positive
-from pfedla.training import Batches, Task
+from pfedla.training import Batches, Task, Training
 from pfedla.wire import Payload
 
 __all__ = ["PFedMe", "envelope_step", "proximal_step"]
@@ -57,9 +57,12 @@ class PFedMe(FedAvg):
     personal_lr: Positive = 0.01
     mu: NonNegative = 0.001
 
+    def check(self, training: Training, n: int) -> None:  # noqa: ARG002
+        """Refuse momentum."""
+        training.refuse_momentum("pFedMe")
+
     def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
         """Alternate between steps on θ_i and on w_i; keep θ_i and send the change of w_i."""
-        task.training.refuse_momentum("pFedMe")
         eta, decay, moved = task.training.lr, task.training.weight_decay, list[Layers]()
 
         def descend(_: int, model: FlatModel, batches: Batches) -> None:

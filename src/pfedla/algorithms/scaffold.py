@@ -20,7 +20,7 @@ from torch import Tensor
 from pfedla.algorithm import Algorithm
 from pfedla.layers import Layers, bank, change, entry, kind_of, layer_of
 from pfedla.settings import Positive
-from pfedla.training import Adjust, Task
+from pfedla.training import Adjust, Task, Training
 from pfedla.wire import Payload
 
 __all__ = ["Controlled", "Scaffold", "next_control"]
@@ -51,6 +51,10 @@ class Scaffold(Algorithm[Controlled]):
 
     server_lr: Positive = 1.0
 
+    def check(self, training: Training, n: int) -> None:  # noqa: ARG002
+        """Refuse momentum."""
+        training.refuse_momentum("SCAFFOLD")
+
     @property
     def uploads_beside(self) -> tuple[str, ...]:
         """The controls' changes."""
@@ -79,7 +83,6 @@ class Scaffold(Algorithm[Controlled]):
 
     def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
         """Take steps along g_i(y_i) - c_i + c; then find the client's next control variate."""
-        task.training.refuse_momentum("SCAFFOLD")
         received, steps = got.fill(own), torch.zeros(len(task.ids), 1, dtype=torch.float64)
 
         def adjust(row: int) -> Adjust:
