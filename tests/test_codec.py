@@ -20,7 +20,7 @@ from torch import Tensor
 from pfedla.algorithm import Algorithm
 from pfedla.algorithms import FedAvg, FedFomo, HeurPFedLA, PFedLA, Scaffold
 from pfedla.client import Evaluation, Setting
-from pfedla.codec import AS_IT_IS, PRESETS, Codec, Coding, owed_after, with_owed
+from pfedla.codec import AS_IT_IS, PRESETS, SPARSE, Codec, Coding, owed_after, with_owed
 from pfedla.comparison import parse_variant
 from pfedla.errors import ConfigError, RunError
 from pfedla.fleet import Answers, Judge, SimulatedFleet
@@ -86,7 +86,7 @@ def test_every_codec_brings_back_what_it_can(name: str, dtype: torch.dtype, numb
         ):
             travelled(up(name), x)
         return
-    found, message = travelled(up(name, keep=keep), x)
+    found, message = travelled(up(name, keep=keep) if name in SPARSE else up(name), x)
     assert len(message) - bytes_of(name, len(x), keep, dtype.itemsize) == int.from_bytes(message[:8], "little") + 8
     assert torch.isfinite(found).all()
     if name in LARGEST:
@@ -488,3 +488,9 @@ def test_variants_of_a_comparison_may_differ_by_codec() -> None:
 def test_presets_are_settings() -> None:
     for preset in PRESETS.values():
         Codec(**preset)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("settings", [{}, {"up": "int8"}, {"down": "float16"}])
+def test_a_share_to_keep_is_refused_where_nothing_is_left_out(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"^codec\.keep = 0\.05 is for codec\.up = 'top-k' or 'random-k'$"):
+        Codec(**settings, keep=0.05)

@@ -23,7 +23,7 @@ from pfedla.data.files import load_inputs
 from pfedla.errors import ConfigError, DataError, RunError
 from pfedla.modelfile import Description, describe, save_model
 from pfedla.models import MLP, MODELS, seeded
-from pfedla.trained import export, predict, standing
+from pfedla.trained import export, numbered, predict, standing
 
 NAMES = ("Hôpital Saint-Jean", "b", "Ärztehaus/3")
 
@@ -176,6 +176,27 @@ def test_inputs_that_a_model_does_not_know_are_refused(
 ) -> None:
     with pytest.raises(DataError, match=message):
         predict(trained, "site-1", *load_inputs(new(tmp_path / "new.npz", **arrays)))
+
+
+def test_labels_of_classes_with_names_are_their_numbers() -> None:
+    named = ["T-shirt/top", "Trouser", "3"]
+    assert numbered(np.array([2, 0]), named).tolist() == [2, 0]
+    assert numbered(np.array(["Trouser", "3"]), named).tolist() == [1, 2]
+    with pytest.raises(DataError, match="label 3 is none of the classes T-shirt/top, Trouser, 3"):
+        numbered(np.array([3]), named)
+    assert numbered(np.array([110]), ["100", "110"]).tolist() == [1]  # names that are numbers stay names
+
+
+def test_what_a_model_cannot_take_is_one_line(trained: Path) -> None:
+    with pytest.raises(DataError, match=r"^the model cannot take inputs of type int64: .*dtype[^\n]*$"):
+        predict(trained, "site-1", np.zeros((2, 5), np.int64))
+
+
+def test_a_ratio_of_nothing_is_no_number(tmp_path: Path) -> None:
+    x, y = np.ones((10, 2), np.float32), np.zeros((10, 3), np.int64)
+    make = partial(nn.Linear, 2, 3)
+    pfedla.run(pfedla.FedAvg(), make, [(x, y)], 5, objective=pfedla.MultiLabel(), out=tmp_path / "run", workers=0)
+    assert np.isnan(predict(tmp_path / "run", 0, x, y, model=make).metrics["f1"])
 
 
 def test_a_client_that_there_is_not_is_refused(trained: Path) -> None:

@@ -189,6 +189,8 @@ class Codec(Settings):
                 "is no model; choose one of float16, bfloat16, int8, int4"
             )
         super().__post_init__()
+        if self.keep is not None and self.up not in SPARSE:
+            raise ConfigError(f"codec.keep = {self.keep:g} is for codec.up = 'top-k' or 'random-k'")
 
     def code(self, way: Way) -> Code | None:
         """Return how layers are written on their way up or down, None if they travel as they are."""

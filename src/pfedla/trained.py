@@ -6,6 +6,8 @@ import csv
 import importlib.util
 import io
 import logging
+import math
+import re
 import warnings
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -93,7 +95,10 @@ def predict(
         raise DataError(f"the model was trained on {wanted}, and the inputs are {x.dtype}: give what it knows")
     classes: list[str] = facts.get("classes", [])
     targets = None if y is None else numbered(y, classes)
-    outputs = _outputs(module, Samples(x, np.zeros(len(x), np.int64)))
+    try:
+        outputs = _outputs(module, Samples(x, np.zeros(len(x), np.int64)))
+    except RuntimeError as error:
+        raise DataError(f"the model cannot take inputs of type {x.dtype}: {str(error).partition(chr(10))[0]}") from None
     objective = _objective(facts)
     if objective is None:
         return Predictions(_columns({"output": outputs}, []), {})
@@ -102,7 +107,8 @@ def predict(
         known = Samples(x, targets).targets
         objective.check(outputs, known)
         ratios = objective.measure(outputs, known)
-        metrics = objective.finish({name: float(above) / float(below) for name, (above, below) in ratios.items()})
+        means = {name: float(above) / float(below) if below else math.nan for name, (above, below) in ratios.items()}
+        metrics = objective.finish(means)
     return Predictions(_columns(objective.predictions(outputs), classes), metrics)
 
 
@@ -121,10 +127,15 @@ def _objective(facts: dict[str, Any]) -> Objective | None:
 
 
 def numbered(y: np.ndarray, classes: list[str]) -> np.ndarray:
-    """Return targets as the model was trained on them: the numbers of classes, where they are labels."""
+    """Return targets as the model was trained on them: the numbers of classes, where they are labels.
+
+    Whole numbers are numbers of classes as well, where classes have names of other kinds, "Trouser" say.
+    """
     if not classes:
         return y
     number = {name: place for place, name in enumerate(classes)}
+    if y.dtype.kind in "iu" and not all(re.fullmatch(r"-?\d+", name) for name in classes):
+        number = {str(place): place for place in range(len(classes))}
     if strange := {str(label) for label in np.unique(y).tolist()} - number.keys():
         raise DataError(f"label {sorted(strange)[0]} is none of the classes {', '.join(classes[:10])}")
     return np.array([number[str(label)] for label in y.tolist()], np.int64)

@@ -89,8 +89,12 @@ class Frame:
         (np.zeros((4, 2)), r"found an array of shape \(4, 2\)$"),
         ((Frame(), np.zeros(4)), r"its x is a Frame: x.to_numpy\(\) makes an array"),
         ((np.zeros((4, 2)), [0, 1, 0, 1]), r"its y is a list: np.asarray\(y\) makes an array"),
-        ((np.full((4, 2), np.nan), np.arange(4) % 2), "site: inputs must be finite numbers; sample 0 has NaN"),
+        (
+            (np.full((4, 2), np.nan), np.arange(4) % 2),
+            "site: inputs must be finite numbers in single precision; sample 0 has NaN",
+        ),
         ((torch.tensor([[0.0], [torch.inf]]), np.arange(2)), "sample 1 has infinity"),
+        ((np.array([[0.0], [1e39]]), np.arange(2)), "in single precision; sample 1 has infinity"),
     ],
 )
 def test_what_is_no_pair_of_arrays_is_named(client: Any, message: str) -> None:
@@ -156,6 +160,7 @@ def test_a_data_set_has_labels_alone() -> None:
         ({"train_fraction": 1.0}, r"data\.train_fraction = 1\.0 must be above 0 and below 1"),
         ({"train_fraction": 0}, r"data\.train_fraction = 0\.0 must be above 0"),
         ({"reuse": 1}, r"data\.reuse = 1 must be true or false"),
+        ({"reuse": True, "validation": 0.2}, r"data\.validation = 0\.2 does not go with data\.reuse"),
         ({"dataset": "cifar01"}, "unknown data set 'cifar01': did you mean 'cifar10"),
     ],
 )

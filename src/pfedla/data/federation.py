@@ -59,6 +59,11 @@ class Data(Settings):
         """Refuse a data set that there is not."""
         super().__post_init__()
         object.__setattr__(self, "dataset", known_name("data set", self.dataset, DATASETS))
+        if self.reuse and self.validation is not None:
+            raise ConfigError(
+                f"data.validation = {self.validation:g} does not go with data.reuse: what one client is scored on, "
+                "others may train on"
+            )
         if self.shift_groups is not None and self.shift is None:
             raise ConfigError(f"data.shift_groups = {self.shift_groups} needs data.shift: none, labels, inputs or both")
         for name in ("test_samples_per_client", "fewest_samples", "reuse", "size_power", "shift"):
@@ -374,11 +379,17 @@ def _check(name: str, x: Array, y: Array, by_class: bool) -> None:
     if by_class and not 0 <= targets.min() <= targets.max() < MOST_CLASSES:
         strange = targets.min() if targets.min() < 0 else targets.max()
         raise DataError(f"{name}: label {strange}: labels are numbered from 0, and at most {MOST_CLASSES - 1:,}")
-    if targets.dtype.kind == "f" and not np.isfinite(targets).all():
-        raise DataError(f"{name}: targets must be finite")
+    if targets.dtype.kind == "f" and not _finite(targets).all():
+        raise DataError(f"{name}: targets must be finite in single precision")
     if kind.kind == "f":
-        strange = ~np.isfinite(np.asarray(x))
+        strange = ~_finite(np.asarray(x))
         if strange.any():
             place = int(np.argwhere(strange)[0, 0])
             what = "NaN" if np.isnan(np.asarray(x[place])).any() else "infinity"
-            raise DataError(f"{name}: inputs must be finite numbers; sample {place} has {what}")
+            raise DataError(f"{name}: inputs must be finite numbers in single precision; sample {place} has {what}")
+
+
+def _finite(values: np.ndarray) -> np.ndarray:
+    """Say where numbers are finite as they are kept, in single precision."""
+    with np.errstate(over="ignore"):
+        return np.isfinite(values.astype(np.float32, copy=False))
