@@ -111,6 +111,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "no value": (lambda upload: upload._replace(values={}), "it lacks the value examples"),
     "a value of its own": (value(more=torch.ones(1)), "it holds the value more, which others do not send"),
     "another count": (value(examples=torch.tensor([[3]])), r"it claims \[3\] examples"),
+    "a smaller type": (value(examples=torch.tensor([3], dtype=torch.int32)), "it claims 3 examples"),
     "yes": (value(examples=torch.tensor([True])), "it claims True examples"),
     "an entry of its own": (
         layers(lambda some: some.update({"fc#more": torch.ones(1, 3)})),

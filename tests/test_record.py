@@ -547,7 +547,10 @@ def test_a_run_that_was_killed_while_it_grew_is_resumed(tmp_path: Path, monkeypa
     """The configuration may be ahead of the facts, never behind them."""
     path, written = unfinished(tmp_path), []
     monkeypatch.setattr("pfedla.record.write_text", lambda file, _: written.append(file.name))
-    RunRecord.resume(path, "more", settings={}).release()
+    record = RunRecord.resume(path, "more", settings={})
+    assert written == ["writer.json"]
+    record.goes_on()
+    record.release()
     assert written == ["writer.json", "config.toml", "run.json"]
 
 
@@ -557,11 +560,12 @@ def test_a_resume_that_cannot_write_is_one_line(tmp_path: Path, monkeypatch: pyt
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    record = RunRecord.resume(path, "more")
     with monkeypatch.context() as patch:
         patch.setattr("pfedla.record.write_text", full)
         with pytest.raises(RunError, match=r"cannot write to .*: No space left on device"):
-            RunRecord.resume(path, "more")
-    RunRecord.resume(path).release()
+            record.goes_on()
+    record.release()
 
 
 @pytest.mark.parametrize("name", ["a" * 300, "a\0b"])

@@ -220,7 +220,7 @@ def flip(path: Path, place: int) -> None:
 def test_a_damaged_checkpoint_is_left_for_the_one_before_it(
     damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    record = stopped(tmp_path / "run")
+    record = stopped(tmp_path / "run", 3)
     latest = record.path / "checkpoint.safetensors"
     size, head = latest.stat().st_size, 8 + int.from_bytes(latest.read_bytes()[:8], "little")
     match damage:
@@ -238,9 +238,36 @@ def test_a_damaged_checkpoint_is_left_for_the_one_before_it(
             latest.write_bytes(latest.read_bytes().replace(b'\\"format\\": 2', b'\\"format\\": 7'))
     seen: list[int] = []
     same_outcome(outcome_of(PFedLA(), record, lambda progress: seen.append(progress.t)), outcome_of(PFedLA()))
-    assert seen == [3, 4, 5, 6]
-    assert "The checkpoint before it is used, of round 3" in caplog.text
+    assert seen == [2, 3, 4, 5, 6]
+    assert "The checkpoint before it is used, of round 2" in caplog.text
     assert [line["round"] for line in lines(record)] == [2, 4, 6]
+
+
+def test_a_damaged_checkpoint_never_takes_the_place_of_a_whole_one(tmp_path: Path) -> None:
+    record = stopped(tmp_path / "run", 3)
+    (record.path / "checkpoint.safetensors").write_bytes(b"")
+    with pytest.raises(KeyboardInterrupt):
+        outcome_of(PFedLA(), record, stop_at(3), checkpoint_every=0)  # writes the next
+    (record.path / "checkpoint.safetensors").unlink()
+    seen: list[int] = []
+    same_outcome(outcome_of(PFedLA(), record, lambda progress: seen.append(progress.t)), outcome_of(PFedLA()))
+    assert seen[0] == 2
+
+
+def test_a_round_is_safe_before_it_is_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record, scored = create(tmp_path / "run"), list[int]()
+
+    def broken(*arguments: Any) -> Any:
+        scored.append(arguments[4])
+        raise RunError("nobody can be scored")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pfedla.rounds.evaluate", broken)
+        with pytest.raises(RunError, match="nobody can be scored"):
+            outcome_of(PFedLA(), record, checkpoint_every=0)
+    seen: list[int] = []
+    same_outcome(outcome_of(PFedLA(), record, lambda progress: seen.append(progress.t)), outcome_of(PFedLA()))
+    assert (scored, seen[0]) == ([2], 2)
 
 
 def test_without_a_whole_checkpoint_a_run_is_not_resumed(tmp_path: Path) -> None:
@@ -252,11 +279,11 @@ def test_without_a_whole_checkpoint_a_run_is_not_resumed(tmp_path: Path) -> None
 
 
 def test_a_kill_between_the_two_renames_loses_one_round(tmp_path: Path) -> None:
-    record = stopped(tmp_path / "run")
+    record = stopped(tmp_path / "run", 3)
     (record.path / "checkpoint.safetensors").rename(record.path / "checkpoint.safetensors.part")
     seen: list[int] = []
     same_outcome(outcome_of(PFedLA(), record, lambda progress: seen.append(progress.t)), outcome_of(PFedLA()))
-    assert seen[0] == 3
+    assert seen[0] == 2
 
 
 @pytest.mark.parametrize("content", ["", "nonsense\n", '{"round": 2}\n{"round": 99}\n', "\0" * 100])

@@ -5,7 +5,19 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["ConfigError", "DataError", "ModelError", "PfedlaError", "RunError", "known_name", "nearest", "unknown_name"]
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "ModelError",
+    "PfedlaError",
+    "RunError",
+    "known_name",
+    "nearest",
+    "plain",
+    "unknown_name",
+]
+
+LONGEST = 500  # signs of a stranger's words
 
 
 class PfedlaError(Exception):
@@ -26,6 +38,11 @@ class ModelError(PfedlaError):
 
 class RunError(PfedlaError):
     """A run cannot start, continue or be read."""
+
+
+def plain(text: str) -> str:
+    """Return a stranger's words as one short line without anything that a terminal or a log would obey."""
+    return "".join(sign if sign.isprintable() else " " for sign in text[:LONGEST])
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pfedla.algorithm import Algorithm
 from pfedla.codec import AS_IT_IS, Coding
+from pfedla.errors import plain
 from pfedla.layers import STATS, LayerSpec, entry, kind_of, layer_of
 from pfedla.wire import EXAMPLES, Payload
 
@@ -85,7 +86,7 @@ class Inspector:
         for kind in sorted({kind for found in lengths.values() for kind in found}):
             refused |= self._too_long(kind, {client: found[kind] for client, found in lengths.items() if kind in found})
         accepted = [client for client in packed if client not in refused]
-        return Inspected(accepted, dict(sorted(refused.items()))), usual, lengths
+        return Inspected(accepted, {client: plain(why) for client, why in sorted(refused.items())}), usual, lengths
 
     def _fault(self, algorithm: Algorithm[Any], upload: Payload) -> str | None:
         """Return what is wrong with an upload, whatever others sent; None if nothing is."""
@@ -100,7 +101,8 @@ class Inspector:
         if upload.sent.dtype != torch.bool or upload.sent.shape != (1, len(upload.names)):
             return f"what it says to have sent is {upload.sent.dtype} {tuple(upload.sent.shape)}"
         sent = {name for name, yes in zip(upload.names, upload.sent[0].tolist(), strict=True) if yes}
-        if missing := [name for name in upload.names if algorithm.uploads(name) and name not in sent]:
+        held = sent & upload.layers.keys()
+        if missing := [name for name in upload.names if algorithm.uploads(name) and name not in held]:
             return f"it lacks {', '.join(sorted(missing)[:3])}"
         for key, rows in upload.layers.items():
             expected = self._width(key)
@@ -119,8 +121,7 @@ class Inspector:
                 return f"{name} is not from {least:g} to {most:g}"
         if EXAMPLES in upload.values:
             count = upload.examples
-            whole = not count.is_floating_point() and count.dtype != torch.bool
-            if not whole or count.shape != (1,) or not 1 <= int(count) <= MOST_EXAMPLES:
+            if count.dtype != torch.int64 or count.shape != (1,) or not 1 <= int(count) <= MOST_EXAMPLES:
                 return f"it claims {count[0].tolist() if count.dim() else count.tolist()} examples"
         return None
 

@@ -98,6 +98,7 @@ class RunRecord:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self._lock: int | None = None
+        self._longer: tuple[str, dict[str, Any]] | None = None  # the configuration and facts of a run to be made longer
 
     # ---- to write
 
@@ -156,7 +157,7 @@ class RunRecord:
         """Open the folder of an unfinished run, to continue writing.
 
         With another configuration, which may differ in what does not change the rounds so far, a complete run is opened
-        to be made longer; `facts` are then noted beside it.
+        to be made longer; `facts` are then noted beside it. It stays as it is until it `goes_on`.
         """
         record = cls.unfinished(path, longer=config is not None)
         try:
@@ -164,15 +165,23 @@ class RunRecord:
                 record._hold()
                 cls.unfinished(path, longer=config is not None)  # somebody may have been faster
                 if config is not None and config != record.config.read_text(encoding="utf-8"):
-                    (record.path / SUMMARY).unlink(missing_ok=True)
-                    for model in (record.path / MODELS).glob("*"):
-                        model.unlink()  # of the shorter run
-                    record.reconfigure(config, **facts)  # before the facts: one that is ahead can still be resumed
+                    record._longer = config, facts
                 (record.path / ERROR).unlink(missing_ok=True)
         except RunError:
             record.release()
             raise
         return record
+
+    def goes_on(self) -> None:
+        """Make a run that was opened with more rounds a longer one: the results of the shorter are removed."""
+        if self._longer is None:
+            return
+        (config, facts), self._longer = self._longer, None
+        with self._writing():
+            (self.path / SUMMARY).unlink(missing_ok=True)
+            for model in (self.path / MODELS).glob("*"):
+                model.unlink()
+            self.reconfigure(config, **facts)  # before the facts: one that is ahead can still be resumed
 
     def reconfigure(self, config: str, **facts: Any) -> None:
         """Write another configuration, of a run that became longer or shorter, and `facts` beside it."""
@@ -232,7 +241,11 @@ class RunRecord:
 
         Metrics are as they were then. A damaged checkpoint is left for the one before it, and a warning says so.
         """
-        if found := self.latest(state, clients):
+        found, damaged = self._latest(state, clients)
+        if found is not None:
+            with self._writing():
+                for path in damaged:  # or it would take the place of the whole one when the next is written
+                    path.unlink(missing_ok=True)
             self.rewrite(found.history)
             return found
         with self._writing():
@@ -241,21 +254,25 @@ class RunRecord:
 
     def latest(self, state: Any, clients: Any) -> Snapshot | None:
         """Return the latest whole checkpoint, shaped as the given state; nothing is written."""
-        damaged: list[str] = []
+        return self._latest(state, clients)[0]
+
+    def _latest(self, state: Any, clients: Any) -> tuple[Snapshot | None, list[Path]]:
+        """Return the latest whole checkpoint, and the damaged ones that would have come before it."""
+        damaged: dict[Path, str] = {}
         for path in (self.path / name for name in CHECKPOINTS):
             if not path.exists():
                 continue
             try:
                 found = self._restored(path, state, clients)
             except RunError as error:
-                damaged.append(str(error))
+                damaged[path] = str(error)
                 continue
-            for why in damaged:
+            for why in damaged.values():
                 log.warning("%s. The checkpoint before it is used, of round %d", why, found.t)
-            return found
+            return found, list(damaged)
         if damaged:
-            raise RunError(f"{'; '.join(damaged)}. No whole checkpoint is left: run it anew")
-        return None
+            raise RunError(f"{'; '.join(damaged.values())}. No whole checkpoint is left: run it anew")
+        return None, []
 
     def rewrite(self, history: list[dict[str, Any]]) -> None:
         """Have the metrics hold these lines and no others."""
@@ -311,6 +328,7 @@ class RunRecord:
         self.release()
 
     def _finish(self, result: Result, resumable: bool) -> None:
+        (self.path / SUMMARY).unlink(missing_ok=True)  # of a complete run that handed out its models again
         ledger = result.ledger.arrays()
         _save(self.path / LEDGER, ledger)
         if result.diagnostics:

@@ -161,8 +161,11 @@ def _run(
             record.rewrite(history)
         before = saved.seconds
         diagnostics.records = {t: x for t, x in saved.diagnostics.items() if schedule.evaluates(t)}
+    if record:
+        record.goes_on()
     started = time.perf_counter()
     due_at, took = started + (checkpoint_every or 0), 0.0  # the next checkpoint, and what the latest one took
+    safe = 0  # the round of a checkpoint that was written before its evaluation
 
     def seconds() -> float:
         return before + time.perf_counter() - started
@@ -178,6 +181,9 @@ def _run(
                 track(line, diagnostics.records.get(line["round"], {}))
         while True:
             if schedule.evaluates(server.t) and (not history or history[-1]["round"] < server.t):
+                if record and checkpoint_every == 0:  # clients elsewhere may take long to be scored
+                    record.checkpoint(snapshot())
+                    safe = server.t
                 scores = evaluate(algorithm, server.state, fleet, n, server.t, server.coding)
                 values = algorithm.diagnostics(server.state)
                 with uninterrupted():  # a checkpoint has both, or neither
@@ -198,7 +204,7 @@ def _run(
                     continue  # to be evaluated as the last round
             if server.t >= schedule.rounds:
                 break
-            if record and checkpoint_every is not None and server.t and time.perf_counter() >= due_at:
+            if record and checkpoint_every is not None and server.t > safe and time.perf_counter() >= due_at:
                 begun = time.perf_counter()
                 record.checkpoint(snapshot())
                 took = time.perf_counter() - begun

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from pfedla.algorithm import Algorithm
 from pfedla.algorithms import FedFomo, FedPer, PFedLA
 from pfedla.client import Kept, Setting, threads
 from pfedla.codec import Codec
-from pfedla.errors import ConfigError, RunError
+from pfedla.errors import ConfigError, RunError, plain
 from pfedla.layers import LayerSpec
 from pfedla.record import RunRecord
 from pfedla.result import Result
@@ -34,9 +36,9 @@ from flwr.common.serde import message_to_proto
 from pfedla.flower import FlowerFleet, Roster
 from pfedla.flower.app import serve
 from pfedla.flower.deployment import Deployment
-from pfedla.flower.messages import CALL, field, order, packed, payload, plain
+from pfedla.flower.messages import CALL, exchange, field, order, packed, payload
 from pfedla.flower.messages import answer as said
-from pfedla.flower.roster import outline
+from pfedla.flower.roster import difference, outline
 from pfedla.flower.site import fault
 from pfedla.flower.vault import Vault
 from tests.flower.sites import FakeGrid, deployment, names
@@ -217,7 +219,7 @@ def test_only_arrays_and_scalars_cross_the_wire_and_nothing_of_the_data(tmp_path
                 assert isinstance(record, ArrayRecord | ConfigRecord | MetricRecord)
                 words |= {f"{name}.{key}" for key in record}
     assert words == {
-        *("job.run", "job.client", "job.t", "job.version", "job.site", "payload.payload"),
+        *("job.run", "job.client", "job.t", "job.version", "job.site", "job.software", "job.model", "payload.payload"),
         *("answer.fault", "answer.site", "answer.outline", "answer.first", "answer.examples", "answer.version"),
         *(f"{when}.{what}" for when in ("personalized", "after_training") for what in METRICS),
     }
@@ -635,12 +637,15 @@ def test_a_checkpoint_older_than_what_sites_keep_is_not_gone_on_with_unasked(tmp
     serve(made, grid, early, resume=True, accept=True)
 
 
-def test_a_complete_run_that_cannot_be_resumed_stays_complete(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [0, 2])
+def test_a_complete_run_that_cannot_be_resumed_stays_complete(tmp_path: Path, more: int) -> None:
     made, grid = deployed(tmp_path, FedPer(), schedule=SHORT, test_seed=9)
     expected = serve(made, grid, tmp_path / "run")
     shutil.rmtree(tmp_path / "state")
+    longer = replace(SHORT, rounds=SHORT.rounds + more)
+    again = replace(made, experiment=replace(made.experiment, schedule=longer))
     with pytest.raises(RunError, match="do not have what this checkpoint takes them to keep"):
-        serve(made, grid, tmp_path / "run", resume=True)
+        serve(again, grid, tmp_path / "run", resume=True)
     assert RunRecord(tmp_path / "run").state == "done"
     same_run(pfedla.load(tmp_path / "run", model=made.code().model), expected)
 
@@ -798,6 +803,88 @@ def test_a_node_that_has_become_another_site_is_refused(tmp_path: Path, caplog: 
     assert "absent from round 2: its SuperNode is now site-2's, and was site-1's before" in caplog.text
 
 
+@pytest.mark.parametrize("what", ["version", "model"])
+def test_a_site_that_is_another_than_it_was_when_it_was_let_in_is_absent(
+    tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, grid = deployed(tmp_path, PFedLA(), schedule=SHORT, fewest=2, timeout=0.1, tries=1)
+
+    def changed(question: Message, answer: Message) -> Message:
+        if at(question, 1) and order(question.content).client == 2:
+            if what == "version":
+                monkeypatch.setattr("pfedla.flower.site.__version__", "9.9.9")
+            else:
+                monkeypatch.setattr("pfedla.flower.site.outline", lambda *_: "{}")
+        return answer
+
+    grid.change = changed
+    with pytest.raises(RunError, match="only 0 of 3 sites answered"):  # all of them are in this process
+        serve(made, grid, tmp_path / "run")
+    said = {
+        "version": "it has version 9.9.9 of pfedla by now, and the server",
+        "model": "its model is not the server's",
+    }
+    assert said[what] in caplog.text
+
+
+def test_an_outline_that_cannot_be_read_is_a_refusal(tmp_path: Path) -> None:
+    made, grid = deployed(tmp_path, PFedLA(), schedule=SHORT, fewest=2)
+
+    def strange(question: Message, answer: Message) -> Message:
+        if question.metadata.message_type == CALL and question.metadata.dst_node_id == grid.node_of(1):
+            answer.content["answer"]["outline"] = "[" * 100_000
+        return answer
+
+    grid.change = strange
+    with pytest.raises(RunError, match="site site-1 has another model than the server: it cannot be read"):
+        serve(made, grid, tmp_path / "run")
+    key = "\x1b[2J" * 1000
+    assert "\x1b" in str(difference('{"slots": {}}', json.dumps({"slots": {key: [["weight", [2]]]}})))
+
+    def rude(question: Message, answer: Message) -> Message:
+        if question.metadata.message_type == CALL and question.metadata.dst_node_id == grid.node_of(1):
+            answer.content["answer"]["outline"] = json.dumps({"slots": {key: [["weight", [2]]]}})
+        return answer
+
+    grid.change = rude
+    with pytest.raises(RunError) as found:
+        serve(made, grid, tmp_path / "run")
+    assert str(found.value).isprintable()
+    assert len(str(found.value)) < 600
+
+
+def test_a_messages_life_begins_when_it_is_sent() -> None:
+    made, pushed = list[int](), list[int]()
+
+    class Slow:
+        def push_messages(self, messages: list[Any]) -> list[str]:
+            pushed.append(len(made))
+            return []
+
+    def make(key: int) -> Any:
+        made.append(key)
+        return SimpleNamespace(metadata=SimpleNamespace(dst_node_id=key))
+
+    exchange(Slow(), [4, 5, 6], make, 0.0)  # type: ignore[arg-type]
+    assert (made, pushed) == ([4, 5, 6], [1, 2, 3])
+
+
+def test_a_disk_that_cannot_be_read_now_has_lost_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = world.setting(PFedLA()).enroll()
+    vault = Vault(tmp_path, RUN, "north")
+    vault.write(1, kept, taken=0)
+
+    def busy(*_: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pfedla.flower.vault.load_file", busy)
+        with pytest.raises(RunError, match="it cannot read what it kept: Input/output error"):
+            vault.read(1, kept)
+    assert vault.read(1, kept) is not None
+    assert vault.read(2, kept) is None
+
+
 def test_a_node_that_is_refused_during_a_run_is_asked_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -917,6 +1004,11 @@ def test_a_vault_keeps_what_a_server_that_went_back_may_want_again_and_is_one_si
     assert vault.versions() == [3, 4, 7]
     for t in range(8, 30):
         vault.write(t, kept, taken=0)
+    assert vault.versions() == list(range(20, 30))
+    vault.write(6, kept, taken=0)  # a server that went far back
+    assert vault.versions() == [6, *range(21, 30)]
+    vault.write(29, kept, taken=0)
+    vault.write(20, kept, taken=0)
     assert vault.versions() == list(range(20, 30))
     other = Vault(tmp_path, RUN, "east")
     assert other.read(29, kept) is None

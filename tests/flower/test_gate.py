@@ -97,7 +97,21 @@ def test_a_request_that_stalls_is_given_up(monkeypatch: pytest.MonkeyPatch) -> N
 
     answer = httpx.Response(200, stream=httpx.ByteStream(b""))
     found, seen = knock("POST", "/v1/fleet/push-object", answer, content=body())
-    assert (found.status_code, seen) == (408, [])
+    assert (found.status_code, seen) == (503, [])
+
+
+def test_a_request_that_is_too_long_is_refused_before_it_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pfedla.flower.gate.LONGEST", 1000)
+
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x" * 400
+
+    answer = httpx.Response(200, stream=httpx.ByteStream(b""))
+    for body in (endless(), b"x" * 1001):
+        found, seen = knock("POST", "/v1/fleet/push-object", answer, content=body)
+        assert (found.status_code, seen) == (413, [])
+    assert knock("POST", "/v1/fleet/push-object", answer, content=b"x" * 1000)[0].status_code == 200
 
 
 def test_a_superlink_that_is_down_is_no_reason_to_end() -> None:

@@ -14,12 +14,13 @@ from safetensors.torch import load as from_safetensors
 from torch import Tensor
 
 from pfedla.client import Evaluation
-from pfedla.errors import RunError
+from pfedla.errors import RunError, plain
 from pfedla.fleet import Answers, Judge
-from pfedla.flower.messages import KEPT, KINDS, Order, evaluation, exchange, field, job, payload, plain
+from pfedla.flower.messages import KEPT, KINDS, Order, evaluation, exchange, field, job, payload
 from pfedla.flower.roster import Roster
 from pfedla.layers import Layers, LayerSpec
 from pfedla.objective import Classification, Objective
+from pfedla.version import __version__
 from pfedla.wire import Payload, decode, encode
 
 __all__ = ["JOINED", "FlowerFleet"]
@@ -148,9 +149,9 @@ class FlowerFleet:
         self.forgot = set((self.versions == JOINED).nonzero().flatten().tolist())
         here = self._roster.look()
         asked = [c for c, node in self._roster.nodes.items() if node in here and self.versions[c] > 0]
-        messages = {client: self._message(KEPT, client, 0, b"") for client in asked}
         have, lost, newer = list[int](), list[str](), False
-        for client, reply in sorted(exchange(self._roster.grid, messages, self._timeout).items()):
+        told = exchange(self._roster.grid, asked, lambda client: self._message(KEPT, client, 0, b""), self._timeout)
+        for client, reply in sorted(told.items()):
             if isinstance(reply, Message):
                 why = self._read(client, reply, lambda _: None)
                 if why is None:
@@ -173,13 +174,13 @@ class FlowerFleet:
         """Send each site its row; return what was read from the replies, and why there is nothing from others."""
         here = self._roster.look()
         missing = {client: self._roster.why(client) for client in ids if self._roster.nodes.get(client) not in here}
-        messages = {
-            client: self._message(KINDS[kind], client, t, encode(sent.rows([row])))
-            for row, client in enumerate(ids)
-            if client not in missing
-        }
+        asked = [client for client in ids if client not in missing]
+
+        def message(client: int) -> Message:
+            return self._message(KINDS[kind], client, t, encode(sent.rows([list(ids).index(client)])))
+
         answers: dict[int, T] = {}
-        for client, reply in sorted(exchange(self._roster.grid, messages, self._timeout).items()):
+        for client, reply in sorted(exchange(self._roster.grid, asked, message, self._timeout).items()):
             found = reply if isinstance(reply, str) else self._read(client, reply, read)
             if isinstance(found, str):
                 missing[client] = found
@@ -189,7 +190,8 @@ class FlowerFleet:
 
     def _message(self, kind: str, client: int, t: int, message: bytes) -> Message:
         version = 0 if client in self.forgot else int(self.versions[client])
-        content = job(Order(self._run, client, t, version, self._roster.sites[client]), message)
+        site, model = self._roster.sites[client], self._roster.model
+        content = job(Order(self._run, client, t, version, site, __version__, model), message)
         return Message(content, self._roster.nodes[client], kind, ttl=self._timeout)
 
     def _read(self, client: int, reply: Message, read: Callable[[RecordDict], T]) -> T | str:

@@ -37,6 +37,7 @@ OURS = HOP | {"date", "server"}  # headers of an answer that the gate writes its
 PATIENCE = 120.0  # seconds that the SuperLink may take to answer
 STALL = 30.0  # seconds between two pieces of a request
 MOST = 1000  # connections at a time
+LONGEST = 2**25  # bytes of a request, which the SuperLink reads before it asks who sent it; Flower's pieces have 5 MiB
 
 log = logging.getLogger("pfedla")
 
@@ -55,6 +56,9 @@ def gate(
     )
 
     async def pass_on(request: Request) -> Response:
+        told = request.headers.get("content-length", "0")
+        if not told.isdecimal() or int(told[:20]) > LONGEST:
+            return PlainTextResponse("the request is too long", 413)
         action = request.path_params["action"]
         if not (action.isascii() and action.replace("-", "").isalpha()):
             return await refuse(request)
@@ -66,8 +70,10 @@ def gate(
         except httpx.HTTPError as error:
             log.warning("the SuperLink does not answer: %s %s", type(error).__name__, error)
             return PlainTextResponse("the SuperLink does not answer", 502)
-        except (ClientDisconnect, TimeoutError):
-            return PlainTextResponse("the request was not finished", 408)
+        except _TooLongError:
+            return PlainTextResponse("the request is too long", 413)
+        except (ClientDisconnect, TimeoutError):  # Flower tries again after a 503, and not after a 408
+            return PlainTextResponse("the request was not finished", 503)
         kept = {name: value for name, value in answer.headers.items() if name.lower() not in OURS}
         return StreamingResponse(answer.aiter_raw(), answer.status_code, kept, background=BackgroundTask(answer.aclose))
 
@@ -88,14 +94,22 @@ def gate(
     return Starlette(routes=routes, lifespan=open_inside, exception_handlers={404: strange, 405: strange})
 
 
+class _TooLongError(Exception):
+    """A request has more bytes than any site sends."""
+
+
 async def _pieces(request: Request) -> AsyncIterator[bytes]:
-    """Yield a request's body as it comes, as long as it comes."""
-    stream = request.stream()
+    """Yield a request's body as it comes, as long as it comes and is not too long."""
+    stream, length = request.stream(), 0
     while True:
         try:
-            yield await asyncio.wait_for(anext(stream), STALL)
+            piece = await asyncio.wait_for(anext(stream), STALL)
         except StopAsyncIteration:
             return
+        length += len(piece)
+        if length > LONGEST:
+            raise _TooLongError
+        yield piece
 
 
 def keep_gate(host: str, port: int, superlink: str, certificate: Path, key: Path, authority: Path) -> None:

@@ -17,7 +17,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.serverapp import Grid
 
 from pfedla.client import Evaluation
-from pfedla.errors import RunError
+from pfedla.errors import RunError, plain
 from pfedla.objective import Objective
 
 __all__ = [
@@ -35,7 +35,6 @@ __all__ = [
     "packed",
     "patiently",
     "payload",
-    "plain",
     "pulled",
 ]
 
@@ -45,7 +44,7 @@ KEPT = "query.kept"  # asks it whether it still has the version that the server 
 JOB, PAYLOAD, ANSWER = "job", "payload", "answer"
 POLL = 0.5  # seconds between two looks for replies
 PAUSES = (0.5, 1, 2, 4, 8, 16)  # seconds between tries to reach the SuperLink
-MOST_METRICS, LONGEST_METRIC, LONGEST_FAULT = 100, 60, 500
+MOST_METRICS, LONGEST_METRIC = 100, 60
 
 log = logging.getLogger("pfedla")
 T = TypeVar("T", bool, int, str)
@@ -60,6 +59,8 @@ class Order(NamedTuple):
     t: int
     version: int  # the round whose training the server takes the site to keep; 0 if there is none
     site: str  # whom the server takes the receiver for
+    software: str  # the server's version of pfedla
+    model: int  # a checksum of its model's outline
 
 
 def job(order: Order, message: bytes) -> RecordDict:
@@ -69,9 +70,9 @@ def job(order: Order, message: bytes) -> RecordDict:
 
 def order(content: RecordDict) -> Order:
     """Return what a job says."""
-    client, t, version = (field(content, name, int, JOB) for name in ("client", "t", "version"))
-    run, site = (field(content, name, str, JOB) for name in ("run", "site"))
-    return Order(run, client, t, version, site)
+    client, t, version, model = (field(content, name, int, JOB) for name in ("client", "t", "version", "model"))
+    run, site, software = (field(content, name, str, JOB) for name in ("run", "site", "software"))
+    return Order(run, client, t, version, site, software, model)
 
 
 def packed(message: bytes) -> dict[str, ArrayRecord]:
@@ -107,11 +108,6 @@ def metrics(found: Evaluation) -> dict[str, MetricRecord]:
     return {name: MetricRecord(dict(values)) for name, values in found._asdict().items()}
 
 
-def plain(text: str) -> str:
-    """Return a stranger's words as one short line without anything that a terminal or a log would obey."""
-    return "".join(sign if sign.isprintable() else " " for sign in text[:LONGEST_FAULT])
-
-
 def evaluation(content: RecordDict, objective: Objective) -> Evaluation:
     """Return the scores of an answer; refuse what cannot be scores."""
     parts: list[dict[str, float]] = []
@@ -131,11 +127,20 @@ def evaluation(content: RecordDict, objective: Objective) -> Evaluation:
     return Evaluation(*parts)
 
 
-def exchange(grid: Grid, messages: Mapping[int, Message], timeout: float) -> dict[int, Message | str]:
-    """Send messages and wait for the replies; for who does not reply in time, or cannot, return why."""
+def exchange(
+    grid: Grid, keys: Iterable[int], make: Callable[[int], Message], timeout: float
+) -> dict[int, Message | str]:
+    """Send messages and wait for the replies; for who does not reply in time, or cannot, return why.
+
+    Each is made when it is its turn, for its life begins then. They go one at a time: together they may exceed what
+    one request can carry.
+    """
     replies: dict[int, Message | str] = {}
     waiting: dict[str, int] = {}
-    for key, message in messages.items():  # one at a time: together they may exceed what one request can carry
+    nodes: dict[int, int] = {}
+    for key in keys:
+        message = make(key)
+        nodes[key] = message.metadata.dst_node_id
         (sent,) = patiently(grid.push_messages, [message]) or [None]
         if sent:
             waiting[sent] = key
@@ -149,7 +154,7 @@ def exchange(grid: Grid, messages: Mapping[int, Message], timeout: float) -> dic
                 replies[key] = reply
             elif reply.has_error():
                 replies[key] = f"Flower says: {plain(reply.error.reason or str(reply.error.code))}"
-            elif reply.metadata.src_node_id != messages[key].metadata.dst_node_id:
+            elif reply.metadata.src_node_id != nodes[key]:
                 replies[key] = "somebody else answered"
             else:
                 replies[key] = reply

@@ -15,13 +15,13 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from torch import nn
 
-from pfedla.errors import RunError, nearest
-from pfedla.flower.messages import CALL, field, patiently, plain, pulled
+from pfedla.errors import RunError, nearest, plain
+from pfedla.flower.messages import CALL, field, patiently, pulled
 from pfedla.layers import LayerSpec, tensors_of
 from pfedla.tensorfile import checksum
 from pfedla.version import __version__
 
-__all__ = ["Roster", "difference", "first_values", "identity", "outline"]
+__all__ = ["Roster", "difference", "digest", "first_values", "identity", "outline"]
 
 PAUSE = 1.0  # seconds between two looks for nodes
 AGAIN = 30.0  # seconds after which a node that is refused or cannot take part is asked again
@@ -34,6 +34,11 @@ def outline(spec: LayerSpec, template: nn.Module) -> str:
     slots = {key: [[slot.name, list(slot.shape)] for slot in found] for key, found in spec.slots.items()}
     tensors = {name: [str(tensor.dtype), list(tensor.shape)] for name, tensor in tensors_of(template).items()}
     return json.dumps({"names": list(spec.names), "slots": slots, "tensors": tensors}, sort_keys=True)
+
+
+def digest(outline: str) -> int:
+    """Return a checksum of an outline."""
+    return zlib.crc32(outline.encode())
 
 
 def identity(node: NodeInfo) -> int:
@@ -86,6 +91,7 @@ class Roster:
         self._faulty: dict[int, tuple[int, str, float]] = {}  # node -> client, why it cannot take part, until when
         self._told: dict[int, str] = {}  # node -> the refusal that is in the log already
         self._outline, self._first = outline(spec, template), first_values(template)
+        self.model = digest(self._outline)
         self._registered, self._timeout = registered, timeout
         self._asked: dict[str, tuple[int, float]] = {}  # message without an answer yet -> node, end of patience
 
@@ -182,7 +188,7 @@ class Roster:
             log.warning("site %s cannot take part: %s", name, fault)
             return None
         if different := difference(self._outline, theirs):
-            return f"site {name} has another model than the server: {different}"
+            return f"site {name} has another model than the server: {plain(different)}"
         if self.nodes.get(client) in here:
             return f"there are two nodes of the name {name}"
         if self._registered and self.identities[client] not in (0, identity(info)):
@@ -224,7 +230,7 @@ def difference(ours: str, theirs: str) -> str | None:
             if here != there:
                 return f"{str(name)[:80]} is {str(there)[:80]} there and {str(here)[:80]} here"
         return "its layers have another order there"
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return "it cannot be read"
 
 

@@ -18,7 +18,7 @@ from pfedla.client import Evaluation, Job, Kept, Runtime, Setting, threads
 from pfedla.errors import ConfigError, DataError, ModelError, PfedlaError, RunError, unknown_name
 from pfedla.flower.deployment import Deployment, SiteCode
 from pfedla.flower.messages import CALL, KEPT, KINDS, Order, answer, metrics, order, packed, payload
-from pfedla.flower.roster import first_values, outline
+from pfedla.flower.roster import digest, first_values, outline
 from pfedla.flower.vault import Vault, durably
 from pfedla.layers import Layers
 from pfedla.models import check_model
@@ -82,6 +82,10 @@ class Site:
             asked = order(message.content)
             if asked.site != self.name:
                 raise RunError(f"its SuperNode is now {self.name}'s, and was {asked.site}'s before")
+            if asked.software != __version__:
+                raise RunError(f"it has version {__version__} of pfedla by now, and the server {asked.software[:40]}")
+            if asked.model != digest(outline(self.setting.spec, self.setting.template)):
+                raise RunError("its model is not the server's any more")
             if kind == KEPT:
                 self._kept(asked)
                 return answer()

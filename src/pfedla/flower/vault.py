@@ -47,7 +47,10 @@ class Vault:
         return sorted(int(name[1]) for name in names if name)
 
     def read(self, version: int, like: Kept) -> Kept | None:
-        """Return what was kept after a round, shaped as `like`; None if it is not there or damaged."""
+        """Return what was kept after a round, shaped as `like`; None if it is not there or damaged.
+
+        A disk that cannot be read just now has lost nothing: that is an error.
+        """
         path = self._path(version)
         if not path.exists():
             return None
@@ -61,7 +64,11 @@ class Vault:
             if {name: tensorfile.checksum(tensor) for name, tensor in tensors.items()} != checksums:
                 raise RunError("its tensors are not what was written")
             return tree.restore(like, tensors)
-        except (SafetensorError, OSError, LookupError, ValueError, RunError) as error:
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise RunError(f"it cannot read what it kept: {error.strerror or type(error).__name__}") from error
+        except (SafetensorError, LookupError, ValueError, RunError) as error:
             log.warning("cannot read %s: %s", path, error)
             return None
 
@@ -80,7 +87,8 @@ class Vault:
                 tensorfile.write(file, tensors, {"checksums": json.dumps(checksums), "site": self.site})
             before = [found for found in self.versions() if found < taken]
             between = [found for found in self.versions() if taken < found < version]
-            for old in [*before[:-EARLIER], *between] if taken else self.versions()[:-MOST]:
+            others = [found for found in self.versions() if found != version]
+            for old in [*before[:-EARLIER], *between] if taken else others[: 1 - MOST]:
                 self._path(old).unlink(missing_ok=True)
             for part in self.folder.glob("*.part"):  # of a process that was killed
                 if part.name < self._path(version).name:
