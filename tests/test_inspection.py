@@ -97,6 +97,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "infinite": (put("fc", -torch.inf), "fc is not finite"),
     "statistics": (put("bn#stats", torch.nan), "bn#stats is not finite"),
     "no layer": (without("fc"), "it lacks fc"),
+    "statistics alone": (layers(lambda some: some.pop("bn")), "it lacks bn"),
     "no statistics": (layers(lambda some: some.pop("bn#stats")), "it lacks bn#stats"),
     "shorter": (layers(lambda some: some.update(fc=some["fc"][:, 1:])), r"fc has the shape \(\d+,\), not \(\d+,\)"),
     "more rows": (layers(lambda some: some.update(fc=some["fc"].repeat(2, 1))), "fc has the shape"),
