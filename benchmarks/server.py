@@ -6,7 +6,7 @@ download to update, and `state` what was resident before. Groups of participants
 warmed up once. "Eq. 6" and "inner products" are the seconds in the functions `aggregate` and `inner_products` of
 `pfedla.algorithms.pfedla`; all other time is the hypernetworks' (and the new rows').
 
-The limit is what the machine could do at best, from two rates measured in the same process with as many threads: F, the
+The limit is what the machine could do at best, from two rates measured in the same process, which has one thread as in a run: F, the
 flops/s of a dense 2048 x 2048 product, and B, the bytes/s that a large copy reads and writes. With n participants,
 P values in a model, L layers, E values in an embedding, H hidden units, and R = E + EH + H + HH + H + L(HN + N)
 values in a hypernetwork:
@@ -150,6 +150,7 @@ def play(method: Algorithm[Any], model: nn.Module, n: int, repeats: int) -> Play
 
 def _measure(make: Callable[[], nn.Module], n: int, repeats: int, square: int, copied: int) -> Row:
     keep_freed_memory()  # as in a run
+    torch.set_num_threads(1)
     rates = [(matmul_rate(square), copy_bandwidth(copied))]
     algorithm, model = PFedLA(), make()
     took, before, peak = play(algorithm, model, n, repeats)

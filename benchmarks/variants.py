@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from benchmarks.measuring import Row, fresh, resident
 from benchmarks.server import lenet, play
 from pfedla import FedAvg, PFedLA, PFedLAPeers, PFedLAX
@@ -35,6 +37,7 @@ def measure(quick: bool) -> list[Row]:
 
 def _measure(name: str, n: int, repeats: int) -> Row:
     keep_freed_memory()  # as in a run
+    torch.set_num_threads(1)
     model, nothing = lenet(), resident()
     took, before, peak = play(METHODS[name], model, n, repeats)
     return {
