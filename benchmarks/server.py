@@ -6,10 +6,10 @@ download to update, and `state` what was resident before. Groups of participants
 warmed up once. "Eq. 6" and "inner products" are the seconds in the functions `aggregate` and `inner_products` of
 `pfedla.algorithms.pfedla`; all other time is the hypernetworks' (and the new rows').
 
-The limit is what the machine could do at best, from two rates measured in the same process, which has one thread as in a run: F, the
-flops/s of a dense 2048 x 2048 product, and B, the bytes/s that a large copy reads and writes. With n participants,
-P values in a model, L layers, E values in an embedding, H hidden units, and R = E + EH + H + HH + H + L(HN + N)
-values in a hypernetwork:
+The limit is what the machine could do at best, from two rates measured in the same process, which has one thread as in
+a run: F, the flops/s of a dense 2048 x 2048 product, and B, the bytes/s that a large copy reads and writes. With n
+participants, P values in a model, L layers, E values in an embedding, H hidden units, and
+R = E + EH + H + HH + H + L(HN + N) values in a hypernetwork:
 
 - products of download: max(2nNP / F, 4NP / B). Eq. 6; the bank of models is read once.
 - products of update: max(2nNP / F, 4NP / B). The inner products; the bank is read once.

@@ -348,3 +348,9 @@ def test_what_is_no_upload_at_all_is_refused() -> None:
     found = Inspector().inspect(FedAvg(), {0: nothing, 1: payload(1.0)})
     assert found.accepted == [1]
     assert found.refused[0].startswith("it cannot be read: ")
+
+
+def test_where_examples_are_not_counted_everybody_has_one() -> None:
+    uploads = {client: payload(1.0, examples=torch.tensor([count])) for client, count in enumerate((1, 10**9))}
+    assert Inspector(counted=False).inspect(FedAvg(), uploads) == ([0], {1: "it claims 1000000000 examples"})
+    assert Inspector().inspect(FedAvg(), uploads).accepted == [0, 1]

@@ -594,7 +594,7 @@ def test_what_the_page_says_of_figure_5() -> None:
         "emnist": {"fc1", "fc3"},
         "fashion-mnist": FULL,
     }
-    says(page, "With Adam the order holds in `fc1` everywhere, in `fc2` and `fc3` on EMNIST and FashionMNIST, and on CIFAR")
+    says(page, "With Adam the order holds in `fc1` everywhere, in `fc2` and `fc3` on EMNIST and FashionMNIST")
     says(page, "on CIFAR in `bn2`, on CIFAR-100 in `bn1` and `conv2`, too")
     assert holds["Adam"] == {
         "cifar10": {"bn2", "fc1"},
@@ -622,8 +622,8 @@ def test_what_the_page_says_of_figure_6() -> None:
     says("docs/reproduction.md", "weight falls with distance in `fc1`, `fc2` and `fc3` on all four data sets")
     says(
         "docs/reproduction.md",
-        "With Adam it does so in `fc1` and `fc2` everywhere, in `fc3` on CIFAR-10 and CIFAR-100, and in one layer each of "
-        "the others on CIFAR-10 (`bn1`) and EMNIST (`conv2`)",
+        "With Adam it does so in `fc1` and `fc2` everywhere, in `fc3` on CIFAR-10 and CIFAR-100, and in one layer each "
+        "of the others on CIFAR-10 (`bn1`) and EMNIST (`conv2`)",
     )
 
 

@@ -44,6 +44,7 @@ class Setting:
     names: tuple[str, ...] = ()  # of the clients, for messages
     privacy: Privacy = field(default_factory=Privacy)
     deployed: bool = False  # clients are real: their noise comes from the operating system, not from the seed
+    counted: bool = True  # clients say how many examples they have; else each says 1
 
     def __post_init__(self) -> None:
         """Refuse to leave values out of uploads that are no changes, and to call private what is not."""

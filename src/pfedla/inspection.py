@@ -37,10 +37,13 @@ class Inspected(NamedTuple):
 
 
 class Inspector:
-    """Judges uploads by the model, by each other and by the latest before them."""
+    """Judges uploads by the model, by each other and by the latest before them.
 
-    def __init__(self, spec: LayerSpec | None = None) -> None:
-        self._spec = spec
+    Examples are `counted`, or each client says 1.
+    """
+
+    def __init__(self, spec: LayerSpec | None = None, *, counted: bool = True) -> None:
+        self._spec, self._most = spec, MOST_EXAMPLES if counted else 1
         self.lengths: dict[str, Tensor] = {}  # {kind of entry: lengths of the latest uploads, the newest first}
         self.usual: dict[str, str] = {}  # what the latest uploads held, and in which form
         self.refused = 0  # so far
@@ -121,7 +124,7 @@ class Inspector:
                 return f"{name} is not from {least:g} to {most:g}"
         if EXAMPLES in upload.values:
             count = upload.examples
-            if count.dtype != torch.int64 or count.shape != (1,) or not 1 <= int(count) <= MOST_EXAMPLES:
+            if count.dtype != torch.int64 or count.shape != (1,) or not 1 <= int(count) <= self._most:
                 return f"it claims {count[0].tolist() if count.dim() else count.tolist()} examples"
         return None
 

@@ -146,14 +146,14 @@ def _run(
 ) -> Outcome:
     algorithm, spec = setting.algorithm, setting.spec
     state = algorithm.init(spec.read(setting.template), n, stream(schedule.seed, "init"))
-    server = Server(state, Ledger(spec.names), inspector=Inspector(spec), coding=setting.coding)
+    inspector = Inspector(spec, counted=setting.counted and setting.privacy.clip is None)
+    server = Server(state, Ledger(spec.names), inspector=inspector, coding=setting.coding)
     history, before = list[dict[str, Any]](), 0.0
     diagnostics = _Diagnostics(schedule)
     if record and (saved := record.restore(state, fleet.snapshot())):
         if saved.t > schedule.rounds:
             raise RunError(f"the run is at round {saved.t} already: schedule.rounds = {schedule.rounds} cannot be less")
         server.state, server.ledger, server.t = saved.state, saved.ledger, saved.t
-        inspector = server.inspector
         inspector.lengths, inspector.usual, inspector.refused = saved.lengths, saved.usual, saved.refused
         fleet.restore(saved.clients)
         history = [line for line in saved.history if schedule.evaluates(line["round"])]  # a longer run has another last

@@ -135,7 +135,7 @@ class Deployment:
                 f"deploy.examples = false: {type(algorithm).__name__} uploads {what}, from which a site's steps may be "
                 "computed, and so its number of examples"
             )
-        return found
+        return replace(found, counted=self.deploy.examples)
 
     def data(self, code: SiteCode, site: str) -> Federation:
         """Return a site's data: a federation of one."""
