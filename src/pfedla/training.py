@@ -293,7 +293,8 @@ class Task:
             if not torch.isfinite(self.model.weights).all():
                 raise RunError(
                     f"training diverged at {self.called(client)} in round {self.t}: its parameters are no longer "
-                    f"finite. Lower training.lr (now {self.training.lr:g}) or scale the inputs"
+                    f"finite. Lower training.lr (now {self.training.lr:g}) or the method's own steps and strengths, or "
+                    "scale the inputs"
                 )
             rows.append(self.model.read())
         return {key: torch.cat([row[key] for row in rows]) for key in rows[0]}

@@ -197,8 +197,8 @@ def _list(places: Places, wanted: Wanted) -> None:
     click.echo(f"Scale {places.scale}: {SCALES[places.scale]}.")
     click.echo(
         f"Estimated for two cores: {PER_ROUND[1]} s for a round of ten clients on 28x28 images, {PER_ROUND[3]} s on "
-        "CIFAR, and\n5 times as much for pFedMe: about half of the seconds in results/paper, measured with one worker\n"
-        "(--jobs 2 runs two cells at a time). Machines differ."
+        "CIFAR, and\n5 times as much for pFedMe, with the compiled loops (--jobs 2 runs two cells at a time). Machines "
+        "differ;\nwhat results/paper holds was measured with one worker, most of it before training was as fast."
     )
 
 
