@@ -333,8 +333,8 @@ class _Diagnostics:
     def keep(self, t: int, values: dict[str, torch.Tensor]) -> None:
         """Keep this round's values unless they are thinned out: every so many, counted from the planned last round.
 
-        So a run of more than 200 evaluations, or of large diagnostics, that is made longer or shorter keeps other rounds
-        than one that was planned so.
+        So a run of more than 200 evaluations, or of large diagnostics, that is made longer or shorter keeps other
+        rounds than one that was planned so.
         """
         if taken := {ROUND, LAYERS} & values.keys():
             raise RunError(f"a method's diagnostics cannot be named {', '.join(taken)}: the record has its own")
