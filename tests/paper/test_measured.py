@@ -67,7 +67,7 @@ def test_nothing_is_said_where_nothing_is_missing(places: Places, put: Put) -> N
     wanted = Wanted(datasets=("emnist",), algorithms=("pfedla",))
     (column,) = columns_of(ITEMS["table3"], wanted)
     (one,) = missing(ITEMS["table3"], places, wanted, {column: [LITERAL]})
-    assert one == "1 cell is missing: `pfedla paper table3 --dataset emnist -a pfedla` adds it (about 4 min)."
+    assert one == "1 cell is missing: `pfedla paper table3 --dataset emnist -a pfedla` adds it (about 3 min)."
     put(Cell(column, LITERAL, 0), 0.9)
     assert missing(ITEMS["table3"], places, wanted, {column: [LITERAL]}) == []
 

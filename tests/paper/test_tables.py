@@ -149,7 +149,7 @@ def test_fewer_methods_are_shown_and_the_best_is_that_of_all(places: Places, put
     )  # FedAvg is as good, shown or not
     assert "over 4 methods" in text
     assert (
-        "1 cell is missing: `pfedla paper table1 --dataset fashion-mnist --clients 10 -a pfedla` adds it (about 4 min)."
+        "1 cell is missing: `pfedla paper table1 --dataset fashion-mnist --clients 10 -a pfedla` adds it (about 3 min)."
         in sheet.notes
     )
     (sheet,) = table_of_methods(ITEMS["table1"], places, WANTED)
