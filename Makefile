@@ -25,7 +25,7 @@ install: .venv/.installed
 	Python 3.11 or newer; this is " + sys.version.split()[0] + ". Name one: make PYTHON=python3.12 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	rm -f src/pfedla/kernels/_compiled.*.so  # else loops that do not compile would be hidden by older ones
-	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[dev]'  # most modules are never imported
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
 
 demo: install
