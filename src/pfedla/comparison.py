@@ -188,9 +188,9 @@ def _check_standing(
                 raise RunError(f"{measured_otherwise(results, known, differing)}: choose another file")
 
 
-def _refuse_other_data(kept: Iterable[Path], federation: Federation) -> None:
+def _refuse_other_data(kept: Sequence[Path], federation: Federation) -> None:
     """Refuse to set runs beside each other that were not given the same data."""
-    data = federation.fingerprint()
+    data = federation.fingerprint() if kept else ""
     for path in kept:
         if RunRecord(path).facts().get("data") != data:
             raise RunError(

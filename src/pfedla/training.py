@@ -202,7 +202,7 @@ class Task:
             order = torch.randperm(len(samples), generator=stream(self.seed, "folds", client))
             pieces = list(order.tensor_split(min(folds, len(order))))
             left_out = pieces.pop(fold % len(pieces))
-            rest = torch.cat([*pieces, left_out[:0]])
+            rest = torch.cat(pieces or [left_out])
             parts[0].append(samples.subset(rest if len(rest) >= self._least() else order))
             parts[1].append(samples.subset(left_out))
         longer = replace(self.training, local_epochs=int(self.training.local_epochs * folds / (folds - 1) + 0.5))

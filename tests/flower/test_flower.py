@@ -829,23 +829,17 @@ def test_a_site_that_is_another_than_it_was_when_it_was_let_in_is_absent(
 
 def test_an_outline_that_cannot_be_read_is_a_refusal(tmp_path: Path) -> None:
     made, grid = deployed(tmp_path, PFedLA(), schedule=SHORT, fewest=2)
+    key, told = "\x1b[2J" * 1000, "[" * 100_000
 
     def strange(question: Message, answer: Message) -> Message:
         if question.metadata.message_type == CALL and question.metadata.dst_node_id == grid.node_of(1):
-            answer.content["answer"]["outline"] = "[" * 100_000
+            answer.content["answer"]["outline"] = told
         return answer
 
     grid.change = strange
     with pytest.raises(RunError, match="site site-1 has another model than the server: it cannot be read"):
         serve(made, grid, tmp_path / "run")
-    key = "\x1b[2J" * 1000
-
-    def rude(question: Message, answer: Message) -> Message:
-        if question.metadata.message_type == CALL and question.metadata.dst_node_id == grid.node_of(1):
-            answer.content["answer"]["outline"] = json.dumps({"slots": {key: [["weight", [2]]]}})
-        return answer
-
-    grid.change = rude
+    told = json.dumps({"slots": {key: [["weight", [2]]]}})
     with pytest.raises(RunError) as found:
         serve(made, grid, tmp_path / "run")
     assert str(found.value).isprintable()

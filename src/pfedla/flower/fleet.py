@@ -174,13 +174,13 @@ class FlowerFleet:
         """Send each site its row; return what was read from the replies, and why there is nothing from others."""
         here = self._roster.look()
         missing = {client: self._roster.why(client) for client in ids if self._roster.nodes.get(client) not in here}
-        asked = [client for client in ids if client not in missing]
+        rows = {client: row for row, client in enumerate(ids) if client not in missing}
 
         def message(client: int) -> Message:
-            return self._message(KINDS[kind], client, t, encode(sent.rows([list(ids).index(client)])))
+            return self._message(KINDS[kind], client, t, encode(sent.rows([rows[client]])))
 
         answers: dict[int, T] = {}
-        for client, reply in sorted(exchange(self._roster.grid, asked, message, self._timeout).items()):
+        for client, reply in sorted(exchange(self._roster.grid, rows, message, self._timeout).items()):
             found = reply if isinstance(reply, str) else self._read(client, reply, read)
             if isinstance(found, str):
                 missing[client] = found
