@@ -27,6 +27,14 @@ def one_thread() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def no_niceness() -> Iterator[None]:
+    """Let Ray's workers run beside other tests: by default they wait for whoever else wants the cores."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_worker_niceness", "0")
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def signals_as_usual() -> None:
     """Hear Ctrl-C and the like where the tests run in the background of a shell, which has them ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)

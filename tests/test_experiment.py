@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -532,13 +533,17 @@ def test_progress_is_shown_where_somebody_looks(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clients = {"Hôpital Saint-Jean": arrays(20), "b": arrays(60)}
-    run(clients)
-    assert capsys.readouterr() == ("", "")
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)  # a program that starts kernels is none
+    for shell in (None, SimpleNamespace()):
+        monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda shell=shell: shell))
+        run(clients)
+        assert capsys.readouterr() == ("", "")
     run(clients, progress=True)
     err = capsys.readouterr().err
     assert "note: fewer than 10 test samples: Hôpital Saint-Jean." in err
     assert "pfedla: round 2/2  accuracy" in err
-    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    kernel = SimpleNamespace(kernel=None)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: kernel))
     run(clients, watch=lambda _: None)
     assert "pfedla: round 2/2  accuracy" in capsys.readouterr().out
     run(clients, progress=False)

@@ -74,7 +74,7 @@ def watched(
 
     That is a terminal, or a notebook, where it takes a line for each evaluation.
     """
-    notebook = "ipykernel" in sys.modules
+    notebook = _in_notebook()
     console = Console(stderr=not notebook, force_jupyter=False, force_terminal=False if notebook else None)
     if wanted is None:
         wanted = notebook or console.is_terminal
@@ -91,6 +91,12 @@ def watched(
             return watch(progress) if watch else None
 
         yield both
+
+
+def _in_notebook() -> bool:
+    """Say whether this is a notebook's kernel, which a program that merely starts kernels is not."""
+    python = sys.modules.get("IPython")
+    return python is not None and hasattr(python.get_ipython(), "kernel")
 
 
 def _figures(progress: Progress) -> str:
