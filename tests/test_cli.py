@@ -304,6 +304,73 @@ def test_runs_on_other_data_are_not_set_beside_each_other(pfedla: Any) -> None:
     assert code == 1
     assert "one/local-seed0 holds a run on other data than are found now" in err
     assert not Path("one/fedavg-seed0").exists()
+    code, _, err = pfedla(*words, "-a", "fedavg", "-a", "local")  # kept after a new one
+    assert code == 1
+    assert "one/local-seed0 holds a run on other data than are found now" in err
+    code, _, err = pfedla(*words, "-a", "fedavg", "-a", "local")  # all are complete
+    assert code == 1
+    assert "one/local-seed0 holds a run on other data than one/fedavg-seed0 does" in err
+
+
+def test_figures_measured_on_other_data_are_not_set_beside_ours(pfedla: Any) -> None:
+    words = ["compare", *SMALL, "--results", "all.json"]
+    assert pfedla(*words, "-a", "local", "--out", "one")[0] == 0
+    file = Path("all.json")
+    (row,) = json.loads(file.read_text())
+    assert row["data"] == json.loads(Path("one/local-seed0/run.json").read_text())["data"]
+    file.write_text(json.dumps([row | {"data": "of another day"}]))
+    code, _, err = pfedla(*words, "-a", "local", "-a", "fedavg", "--out", "two")
+    assert code == 1
+    assert "all.json, local, seed 0, holds a run on other data than are found now" in err
+    del row["data"]  # of an earlier version
+    file.write_text(json.dumps([row]))
+    assert pfedla(*words, "-a", "local", "-a", "fedavg", "--out", "two")[0] == 0
+
+
+def test_what_is_stopped_while_it_is_overwritten_is_not_taken_for_finished(
+    pfedla: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["compare", "-a", "local", "-a", "fedavg", *SMALL, "--out", "one", "--results", "all.json"]
+    assert pfedla(*words)[0] == 0
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pfedla.comparison.carry_out", stop)
+        _, _, err = pfedla(*words, "--overwrite")
+    assert "Without --overwrite the same command resumes what was under way" in " ".join(err.split())
+    assert [row["label"] for row in json.loads(Path("all.json").read_text())] == ["fedavg"]
+
+
+def test_comparisons_of_one_name_are_told_apart(pfedla: Any) -> None:
+    for folder, seed in (("a", "0"), ("b", "1")):
+        pfedla("compare", "-a", "local", *SMALL, "--seed", seed, "--out", f"{folder}/both")
+    code, out, _ = pfedla("table", "a/both", "b/both")
+    assert code == 0
+    assert out.splitlines()[0] == "| method | a/both | b/both |"
+    code, _, err = pfedla("table", "a/both", "a/both")
+    assert code == 2
+    assert "named twice" in err
+
+
+def test_a_split_of_ones_own_keeps_its_name(pfedla: Any) -> None:
+    Path("mine.py").write_text(
+        "from dataclasses import dataclass\nfrom pfedla.data.splits import NonIID1\n\n"
+        "@dataclass(frozen=True)\nclass Mine(NonIID1):\n    pass\n"
+    )
+    assert pfedla("run", *SMALL, "--split", "mine:Mine", "--out", "one")[0] == 0
+    assert '"mine:Mine"' in Path("one/config.toml").read_text()
+    code, out, _ = pfedla("data", "show", "--split", "mine:Mine", "--clients", "4")
+    assert code == 0
+    assert "mine:Mine" in out
+
+
+def test_rounds_that_are_no_number_are_refused_on_resuming(pfedla: Any) -> None:
+    assert pfedla("run", *SMALL, "--algorithm", "local", "--out", "one")[0] == 0
+    code, _, err = pfedla("run", "--resume", "one", "--set", "schedule.rounds=ten")
+    assert code == 2
+    assert "schedule.rounds = 'ten'" in err
 
 
 def test_what_cannot_be_compared_is_refused_before_the_first_run(pfedla: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -212,3 +213,15 @@ def test_the_command(tmp_path: Path) -> None:
     assert load_model(out)(torch.from_numpy(x)).shape == (60, 2)
     as_json = invoke("join", run, "--data", tmp_path / "new.npz", "--rounds", 0, "--name", "x", "--json")
     assert json.loads(as_json.stdout)["history"][0]["round"] == 0
+
+
+def test_a_place_that_cannot_hold_a_model_is_refused_before_any_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "folder").mkdir()
+    monkeypatch.setattr("pfedla.trained_commands.RunRecord", lambda _: SimpleNamespace(complete=True))
+    for place, why in (("folder", "it is a folder"), ("none/model", "there is no folder")):
+        words = ["join", str(tmp_path), "--data", "x.npz", "-o", str(tmp_path / place)]
+        done = CliRunner().invoke(cli.cli, words)
+        assert isinstance(done.exception, RunError)
+        assert why in str(done.exception)

@@ -137,6 +137,16 @@ def test_pictures_are_few_over_many_rounds_and_one_is_of_the_last() -> None:
 
 
 @pytest.mark.usefixtures("quick")
+def test_weights_that_no_picture_can_hold_are_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those on candidates become a weight for every pair of clients."""
+    monkeypatch.setattr("pfedla.trackers.weights_of", None)  # it would be called
+    monkeypatch.setattr("pfedla.report.weights.MOST", 2)
+    notes = Notes()
+    run(track=notes)
+    assert not notes.pictures
+
+
+@pytest.mark.usefixtures("quick")
 def test_a_method_without_weights_has_no_pictures_and_many_are_told_at_once() -> None:
     one, other = Notes(), Notes()
     run(track=[one, other], algorithm=FedAvg())

@@ -14,7 +14,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 import pfedla
@@ -23,7 +23,7 @@ from pfedla.data.files import load_inputs
 from pfedla.errors import ConfigError, DataError, RunError
 from pfedla.modelfile import Description, describe, save_model
 from pfedla.models import MLP, MODELS, seeded
-from pfedla.trained import export, numbered, predict, standing
+from pfedla.trained import _columns, export, numbered, predict, standing
 
 NAMES = ("Hôpital Saint-Jean", "b", "Ärztehaus/3")
 
@@ -338,3 +338,46 @@ def test_onnx_without_its_packages_says_what_to_install(
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"pip install 'pfedla\[onnx\]'"):
         export(trained, 0, tmp_path / "model.onnx", "onnx")
+
+
+def test_sizes_of_a_damaged_run_reach_no_code(trained: Path) -> None:
+    file = trained / "run.json"
+    facts = json.loads(file.read_text())
+    for damage in ({"shape": ["sh", "-c", "true"]}, {"shape": [True]}, {"outputs": -1}):
+        file.write_text(json.dumps(facts | damage))
+        with pytest.raises(RunError, match="is damaged"):
+            pfedla.load(trained)
+    file.write_text(json.dumps(facts))
+
+
+def test_labels_in_two_dimensions_are_refused() -> None:
+    with pytest.raises(DataError, match="in one dimension, not"):
+        numbered(np.zeros((3, 1), np.int64), ["0", "1"])
+
+
+def test_outputs_beyond_the_classes_are_numbers() -> None:
+    found = _columns({"prediction": torch.tensor([1, 7])}, ["cat", "dog"])
+    assert found == {"prediction": ["dog", "7"]}
+
+
+class Tied(nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.b.weight = self.a.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.b(self.a(x).relu())
+        return out
+
+
+def test_models_with_shared_parameters_are_written(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    clients = [(rng.normal(size=(20, 4)).astype(np.float32), rng.integers(0, 4, 20)) for _ in range(2)]
+    result = pfedla.run(pfedla.FedAvg(), Tied, clients, rounds=1, out=tmp_path / "tied")
+    again = pfedla.load(tmp_path / "tied", model=Tied).model(1)
+    assert isinstance(again, Tied)
+    assert again.a.weight is again.b.weight
+    torch.testing.assert_close(again.state_dict(), result.model(1).state_dict())

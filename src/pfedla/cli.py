@@ -35,9 +35,9 @@ from pfedla.errors import ConfigError, PfedlaError, unknown_name
 from pfedla.experiment import experiment_of, federation_of, run_experiment
 from pfedla.experiment import resume as resume_run
 from pfedla.facts import ROUNDS
-from pfedla.groups import groups
+from pfedla.groups import groups, told_apart
 from pfedla.interrupts import Stopped
-from pfedla.options import DATA_OPTIONS, METHOD_OPTION, RUN_OPTIONS, with_options
+from pfedla.options import DATA_OPTIONS, METHOD_OPTION, RUN_OPTIONS, stopped, with_options
 from pfedla.paper.command import paper
 from pfedla.privacy import statement
 from pfedla.record import RunRecord
@@ -316,7 +316,7 @@ def _compare(
                 tell=lambda text: console.print(with_options(text), markup=False, highlight=False, soft_wrap=True),
             )
     except KeyboardInterrupt:
-        console.print("stopped. Give the same command again to resume")
+        console.print(stopped(overwrite), soft_wrap=True)
         raise
     if as_json:
         sys.stdout.write(json.dumps(listed(runs), indent=2) + "\n")
@@ -360,7 +360,10 @@ def table(
 
     A comparison is a folder that `pfedla compare` wrote, or its comparison.json under any name.
     """
-    found = {path.name.removesuffix(".json"): _comparison(path) for path in comparisons}
+    paths = [path.absolute() for path in comparisons]
+    if twice := {str(path) for path in paths if paths.count(path) > 1}:
+        raise ConfigError(f"named twice: {', '.join(sorted(twice))}")
+    found = dict(zip(told_apart(paths), map(_comparison, comparisons), strict=True))
     if seeds is not None:
         found = {name: [run for run in runs if run["seed"] < seeds] for name, runs in found.items()}
         if empty := [name for name, runs in found.items() if not runs]:
@@ -405,7 +408,8 @@ def pareto(comparisons: tuple[Path, ...], against: str | None, within: float, ou
         most = max(point.seeds for point in some)
         for point in frontier(some, up):
             fewer = f" ({point.seeds} of {most} seeds)" if point.seeds < most else ""
-            _say(f"{point.megabytes:10,.1f} MB  {point.score:.2f} ± {point.spread:.2f}  {point.label}{fewer}")
+            spread = "" if point.spread is None else f" ± {point.spread:.2f}"
+            _say(f"{point.megabytes:10,.1f} MB  {point.score:.2f}{spread}  {point.label}{fewer}")
     if len(found) > 1:
         _say(f"within {within:g} of {against} in all {len(found)} comparisons, the least traffic of all of them first:")
         for choice in good:
@@ -469,7 +473,7 @@ def data_show(settings: Tables, changes: Tables, out: Path) -> None:  # noqa: AR
     title = experiment.data.name
     if not experiment.data.folder:
         shift = f", shift of {experiment.data.shift}" if experiment.data.shift else ""
-        title += f", {experiment.split.name}{shift}, seed {experiment.schedule.seed}"
+        title += f", {experiment.tables()['split']['name']}{shift}, seed {experiment.schedule.seed}"
     groups = None if federation.groups is None else np.array(federation.groups)
     counts, classes = federation.counts, federation.classes
     if not classes:  # targets are no labels

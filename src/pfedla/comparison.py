@@ -29,10 +29,13 @@ __all__ = [
     "collect",
     "collected",
     "compare",
+    "figures_of",
+    "forget",
     "listed",
     "measured_otherwise",
     "parse_variant",
     "read_comparison",
+    "refuse_other_data",
     "standing",
 ]
 
@@ -119,11 +122,14 @@ def compare(
         _check_standing(plan, held, out, results)
     for seed, experiments in plan.items():
         federation: Federation | None = None
-        kept: list[Path] = []
+        given: dict[str, str | None] = {}  # what runs were measured on, by where they are
         for label, experiment in experiments.items():
             if label not in done:
                 continue
             if known := held.get((label, seed)):
+                if "data" in known:
+                    given[f"{results}, {label}, seed {seed},"] = known["data"]
+                    refuse_other_data(given, federation)
                 tell(f"{label}, seed {seed}, is in {results}: kept")
                 done[label].append(known)
                 _write(out, done, results)
@@ -131,9 +137,10 @@ def compare(
             path = out / f"{label}-seed{seed}"
             stands = "new" if overwrite else standing(path, experiment)
             if stands == "complete":
-                kept.append(path)
+                given[str(path)] = RunRecord(path).facts().get("data")
+                refuse_other_data(given, federation)
                 tell(f"{path} is complete: kept (overwrite it to run it anew)")
-                done[label].append(RunRecord(path).summary())
+                done[label].append(figures_of(path))
                 _write(out, done, results)
                 continue
             if federation is None:
@@ -147,13 +154,22 @@ def compare(
                         tell(f"{refused} is left out: {error}")
                 if label not in done:
                     continue
-            _refuse_other_data(kept, federation)
+            refuse_other_data(given, federation)
+            if overwrite and results is not None:
+                forget(results, label, seed)  # else a run that is stopped would be taken for finished
             watch = start(f"{label} {seed}" if len(seeds) > 1 else label, experiment.schedule.rounds)
             result = carry_out(path, experiment, stands, federation, watch=watch, overwrite=overwrite)
             finished(path, experiment, result)
-            done[label].append(result.summary)
+            done[label].append(figures_of(path))
             _write(out, done, results)
     return list(done.items())
+
+
+def figures_of(path: Path) -> dict[str, Any]:
+    """Return a complete run's final figures, with the checksum of the data that it was given, if it is known."""
+    record = RunRecord(path)
+    data = record.facts().get("data")
+    return record.summary() | ({"data": data} if data else {})
 
 
 def standing(path: Path, experiment: Experiment) -> Standing:
@@ -188,13 +204,20 @@ def _check_standing(
                 raise RunError(f"{measured_otherwise(results, known, differing)}: choose another file")
 
 
-def _refuse_other_data(kept: Sequence[Path], federation: Federation) -> None:
-    """Refuse to set runs beside each other that were not given the same data."""
-    data = federation.fingerprint() if kept else ""
-    for path in kept:
-        if RunRecord(path).facts().get("data") != data:
+def refuse_other_data(given: Mapping[str, str | None], federation: Federation | None) -> None:
+    """Refuse to set runs beside each other that were not given the same data: that of now, if it is at hand.
+
+    `given` has the checksums of what runs were given, by where they are.
+    """
+    first = next(iter(given), None)
+    if first is None:
+        return
+    data = given[first] if federation is None else federation.fingerprint()
+    for place, other in given.items():
+        if other != data:
+            than = "are found now" if federation else f"{first.rstrip(',')} does"
             raise RunError(
-                f"{path} holds a run on other data than are found now: choose another folder (out), or overwrite it"
+                f"{place} holds a run on other data than {than}: choose another folder (out), or overwrite it"
             )
 
 
@@ -242,6 +265,18 @@ def collect(results: Path, found: Iterable[dict[str, Any]]) -> None:
         labels = list(dict.fromkeys(label for label, _ in all_of_them))
         ordered = sorted(all_of_them, key=lambda key: (labels.index(key[0]), key[1]))
         write_text(results, _lines(all_of_them[key] for key in ordered))
+
+
+def forget(results: Path, label: str, seed: int) -> None:
+    """Take a run's figures out of a file of results, if it has them."""
+    with _writing(results):
+        held = collected(results)
+        if held.pop((label, seed), None) is None:
+            return
+        if held:
+            write_text(results, _lines(held.values()))
+        else:
+            results.unlink()
 
 
 @contextmanager

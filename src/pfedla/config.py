@@ -140,7 +140,7 @@ class Experiment:
             found = {name: _plain(getattr(value, name)) for name in names_of(value)}
             tables[part.name] = {name: setting for name, setting in found.items() if setting is not None}
         tables["algorithm"] = {"name": algorithm_name(self.algorithm), **tables["algorithm"]}
-        tables["split"] = {"name": self.split.name, **tables["split"]}
+        tables["split"] = {"name": name_of(self.split, SPLITS), **tables["split"]}
         tables["objective"] = {"name": self.objective.name, **tables["objective"]}
         return tables
 

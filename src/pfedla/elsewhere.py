@@ -118,7 +118,7 @@ def run_on(
     try:
         with tracking(trackers, experiment, record, setting.spec) as track:
             outcome = run_rounds(setting, fleet, len(names), schedule, record, watch, checkpoint_every=0, track=track)
-        result = result_of(setting, experiment, names, samples, outcome)
+        result = result_of(setting, experiment, names, samples, outcome, facts.get("scored_on", "test"))
         record.finish(result, resumable=True)
     except BaseException as error:
         record.fail(error)

@@ -118,6 +118,8 @@ def load(path: Path | str, model: Callable[[], nn.Module] | nn.Module | None = N
         raise RunError(
             f"{record.path} is damaged or of an earlier version: nothing tells its {', '.join(sorted(missing))}"
         )
+    if not all(type(size) is int and size > 0 for size in (*facts["shape"], facts["outputs"] or 1)):
+        raise RunError(f"{record.path} is damaged: its inputs or outputs have no such sizes")
     tables = read_tables(record.config)  # a method or an objective may have come from where we are not
     experiment = Experiment.from_tables({name: tables[name] for name in ("model", "schedule") if name in tables})
     if model is not None:
@@ -334,9 +336,9 @@ def experiment_of(path: Path | str, rounds: int | None = None) -> Experiment:
         )
     experiment = Experiment.load(record.config)
     refuse_changes(path, record.facts(), experiment, record.config.name)
-    if rounds is not None and rounds < experiment.schedule.rounds:
+    schedule = experiment.schedule if rounds is None else replace(experiment.schedule, rounds=rounds)  # checks them
+    if schedule.rounds < experiment.schedule.rounds:
         raise ConfigError(f"schedule.rounds = {rounds}: the run has {experiment.schedule.rounds}, and can only grow")
-    schedule = experiment.schedule if rounds is None else replace(experiment.schedule, rounds=rounds)
     return replace(experiment, schedule=schedule)
 
 

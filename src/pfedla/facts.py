@@ -60,15 +60,18 @@ def facts_of(experiment: Experiment, federation: Federation, layers: Groups | No
         "samples": [[len(part) for part in samples] for samples in federation.data.values()],
         "holdings": _holdings(federation.counts),
         "scored_on": federation.scored_on,
-        "headline": experiment.objective.headline,
-        "higher_is_better": experiment.objective.higher_is_better,
-        "percent": experiment.objective.percent,
+        **_headline(experiment),
         "settings": settings_of(experiment),
         "data": data,
         "fingerprint": _fingerprint(experiment, data),
     }
     known: dict[str, Any] = json.loads(json.dumps(facts))
     return known
+
+
+def _headline(experiment: Experiment) -> dict[str, Any]:
+    """Return what pages need to know of the metric that counts."""
+    return {key: getattr(experiment.objective, key) for key in ("headline", "higher_is_better", "percent")}
 
 
 def _holdings(counts: np.ndarray) -> list[dict[str, list[int]]]:
@@ -89,6 +92,8 @@ def facts_elsewhere(experiment: Experiment, names: Sequence[str], samples: list[
         "classes": [],
         "groups": None,
         "samples": samples,
+        "scored_on": "test" if experiment.data.validation is None else "validation",
+        **_headline(experiment),
         "settings": settings_of(experiment),
         "data": "",  # it lies with the clients
         "fingerprint": _fingerprint(experiment, ""),

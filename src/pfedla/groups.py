@@ -17,7 +17,7 @@ from pfedla.record import RunRecord
 from pfedla.report.figures import prepare_picture
 from pfedla.report.groups import draw_groups, groups_table, measured
 
-__all__ = ["groups", "read_groups"]
+__all__ = ["groups", "read_groups", "told_apart"]
 
 KEYS = {"label", "seed", "layers", "groups", "even", "rounds", "shares", "index", "pair", "chance"}
 
@@ -58,14 +58,14 @@ def read_groups(paths: Sequence[Path]) -> list[dict[str, Any]]:
             by_source.setdefault(whole, []).extend(measures)
     runs = [
         run | ({"label": f"{source}, {run['label']}"} if len(by_source) > 1 else {})
-        for source, found in zip(_told_apart(list(by_source)), by_source.values(), strict=True)
+        for source, found in zip(told_apart(list(by_source)), by_source.values(), strict=True)
         for run in found
     ]
     _check(runs)
     return runs
 
 
-def _told_apart(paths: Sequence[Path]) -> list[str]:
+def told_apart(paths: Sequence[Path]) -> list[str]:
     """Return the last parts of different paths, as few as tell each from all others; no .json where that is enough."""
 
     def tail(path: Path, parts: int) -> str:

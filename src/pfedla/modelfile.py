@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -24,7 +25,7 @@ from torch import nn
 from pfedla.errors import ConfigError, RunError
 from pfedla.models import MODELS, make_model, seeded
 
-__all__ = ["Description", "describe", "load_model", "save_model"]
+__all__ = ["Description", "check_file", "describe", "load_model", "save_model"]
 
 KEY, FORMAT = "pfedla", 1
 
@@ -48,9 +49,18 @@ class Description(NamedTuple):
         return cls(client, factory, tuple(shape), outputs, tuple(classes), tuple(layers), pixels)
 
 
+def check_file(path: Path) -> None:
+    """Refuse a place where a model file cannot be."""
+    if not path.parent.is_dir():
+        raise RunError(f"cannot write to {path}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise RunError(f"cannot write to {path}: it is a folder")
+
+
 def save_model(path: Path, module: nn.Module, description: Description) -> None:
     """Write a module's state dict, with what rebuilds it in the header."""
-    tensors = {key: tensor.contiguous() for key, tensor in module.state_dict().items()}
+    state = module.state_dict().items()  # copied, for parameters may be shared
+    tensors = {key: tensor.detach().clone(memory_format=torch.contiguous_format) for key, tensor in state}
     save_file(tensors, path, {KEY: json.dumps({"format": FORMAT, **description._asdict()})})
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from pfedla.client import Evaluation, Job, Runtime, Setting, threads
@@ -25,7 +26,7 @@ from pfedla.errors import ConfigError, DataError, RunError
 from pfedla.experiment import load, setting_of
 from pfedla.layers import Layers
 from pfedla.ledger import Ledger
-from pfedla.modelfile import Description, save_model
+from pfedla.modelfile import Description, check_file, save_model
 from pfedla.objective import Classification
 from pfedla.randomness import stream
 from pfedla.record import RunRecord
@@ -51,12 +52,11 @@ class Joined(NamedTuple):
 
     def save(self, path: Path | str) -> None:
         """Write its model to a file, which `pfedla.load_model` reads."""
-        if not Path(path).parent.is_dir():
-            raise RunError(f"cannot write to {path}: there is no folder {Path(path).parent}")
+        check_file(Path(path))
         try:
             save_model(Path(path), self.module, self.description)
-        except OSError as error:
-            raise RunError(f"cannot write to {path}: {error.strerror}") from error
+        except (OSError, SafetensorError) as error:
+            raise RunError(f"cannot write to {path}: {str(error).partition(chr(10))[0]}") from error
 
 
 def join(

@@ -10,7 +10,7 @@ from pfedla.data.datasets import DATASETS
 from pfedla.data.splits import SPLITS
 from pfedla.models import MODELS
 
-__all__ = ["DATA_OPTIONS", "METHOD_OPTION", "RUN_OPTIONS", "with_options"]
+__all__ = ["DATA_OPTIONS", "METHOD_OPTION", "RUN_OPTIONS", "stopped", "with_options"]
 
 DATA_OPTIONS: tuple[tuple[str, str, type, str], ...] = (  # option, where its value belongs, its type, help
     ("dataset", "data.dataset", str, f"One of {', '.join(DATASETS)}."),
@@ -34,6 +34,16 @@ RUN_OPTIONS: tuple[tuple[str, str, type, str], ...] = (
     ("eval-every", "schedule.eval_every", int, "Rounds between evaluations."),
     ("workers", "machine.workers", int, "Processes; one per core by default. Never changes the result."),
 )
+
+
+def stopped(overwrite: bool) -> str:
+    """Return what to tell who has stopped several runs."""
+    if not overwrite:
+        return "stopped. Give the same command again to resume"
+    return (
+        "stopped. Without --overwrite the same command resumes what was under way and leaves the rest as it is; with "
+        "it everything is run anew"
+    )
 
 
 def with_options(text: str) -> str:

@@ -334,8 +334,9 @@ class RunRecord:
         if result.diagnostics:
             _save(self.path / DIAGNOSTICS, {LAYERS: ledger["layers"], **result.diagnostics})
         (self.path / MODELS).mkdir(exist_ok=True)
+        facts = self.facts()
         for client in result.with_models:
-            about = Description.of(self.facts(), result.names[client], result.spec.names if result.spec else ())
+            about = Description.of(facts, result.names[client], result.spec.names if result.spec else ())
             save_model(self._model(client), result.model(client), about)
             _settle(self._model(client))
         for name in (LEDGER, DIAGNOSTICS, METRICS):

@@ -283,8 +283,9 @@ class _Telling:
 
         schedule = self._schedule
         every = schedule.eval_every * -(-schedule.rounds // (schedule.eval_every * PICTURES))
-        alpha = weights_of(diagnostics)
-        if alpha is None or len(alpha) > MOST or (t % every and t != schedule.rounds):
+        if len(diagnostics.get("alpha", ())) > MOST or (t % every and t != schedule.rounds):
+            return {}
+        if (alpha := weights_of(diagnostics)) is None:
             return {}
         title = f"Who learns from whom: the weights after round {t}"
         return {"weights": picture(alpha, self._layers, title, self._groups)}

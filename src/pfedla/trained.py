@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from pfedla.errors import ConfigError, DataError, RunError
 from pfedla.experiment import load
-from pfedla.modelfile import Description, save_model
+from pfedla.modelfile import Description, check_file, save_model
 from pfedla.objective import OBJECTIVES, Objective
 from pfedla.record import RunRecord
 from pfedla.report.clients import client_rows
@@ -133,6 +133,8 @@ def numbered(y: np.ndarray, classes: list[str]) -> np.ndarray:
     """
     if not classes:
         return y
+    if y.ndim != 1:
+        raise DataError(f"there must be one label for each sample, in one dimension, not {y.shape}")
     number = {name: place for place, name in enumerate(classes)}
     if y.dtype.kind in "iu" and not all(re.fullmatch(r"-?\d+", name) for name in classes):
         number = {str(place): place for place in range(len(classes))}
@@ -148,8 +150,13 @@ def _columns(found: dict[str, Tensor], classes: list[str]) -> dict[str, list[Any
         flat = tensor.flatten(1) if tensor.dim() > 1 else tensor[:, None]
         for place, values in enumerate(flat.T.tolist()):
             heading = name if flat.shape[1] == 1 else f"{name}_{place}"
-            columns[heading] = [classes[value] for value in values] if classes and name == "prediction" else values
+            named = classes and name == "prediction"  # a model may have more outputs than the data classes
+            columns[heading] = [_name(classes, value) for value in values] if named else values
     return columns
+
+
+def _name(classes: list[str], place: int) -> str:
+    return classes[place] if place < len(classes) else str(place)
 
 
 def export(
@@ -177,8 +184,7 @@ def export(
     module = result.model(client)
     name = client if isinstance(client, str) else result.names[client]
     about, file = Description.of(facts, name, result.spec.names if result.spec else ()), Path(out)
-    if not file.parent.is_dir():
-        raise RunError(f"cannot write to {file}: there is no folder {file.parent}")
+    check_file(file)
     try:
         if form == "state-dict":
             save_model(file, module, about)

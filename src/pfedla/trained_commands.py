@@ -13,6 +13,7 @@ from rich.console import Console
 
 from pfedla.data.files import load_client, load_inputs
 from pfedla.errors import RunError
+from pfedla.modelfile import check_file
 from pfedla.models import import_object
 from pfedla.newcomer import Joined
 from pfedla.newcomer import join as join_run
@@ -130,6 +131,8 @@ def join(
     """Let a new client join the federation that the run in folder RUN has trained; RUN itself is not changed."""
     if not RunRecord(run).complete:
         raise RunError(f"{run} holds no complete run")
+    if out is not None:
+        check_file(out)  # before it trains
     facts = RunRecord(run).facts()
     own = load_client(file, labels=bool(facts.get("classes")))
     data: Any = (own.x, own.y) if own.x_test is None else (own.x, own.y, own.x_test, own.y_test)

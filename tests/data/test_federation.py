@@ -12,7 +12,7 @@ import torch
 from pfedla.data.datasets import load_dataset
 from pfedla.data.federation import Data, Federation, federate, named, own_data
 from pfedla.data.partition import partition
-from pfedla.data.splits import IID, NonIID1
+from pfedla.data.splits import IID, Column, NonIID1
 from pfedla.errors import ConfigError, DataError
 from pfedla.objective import Regression
 from pfedla.training import Samples
@@ -316,3 +316,34 @@ def test_data_that_do_not_fit_are_refused(clients: Any, by_class: bool, message:
         own_data(
             clients, [f"client-{i}" for i in range(len(clients))], 0.7, 0, objective=None if by_class else Regression()
         )
+
+
+def test_bytes_and_other_inputs_do_not_mix() -> None:
+    """Bytes are scaled, others are not."""
+    y = np.array([0, 1] * 5)
+    small, large = np.zeros((10, 3), np.float32), np.zeros((10, 3), np.uint8)
+    some: list[list[Any]] = [
+        [(large, y, small, y)],
+        [(large, y), (small, y)],
+        [(small, y, small, y), (small, y, large, y)],
+    ]
+    for clients in some:
+        with pytest.raises(DataError, match="inputs are bytes, which are scaled to"):
+            own_data(clients, [f"c{i}" for i in range(len(clients))], 0.7, 0)
+
+
+@pytest.mark.parametrize("change", [torch.Tensor.bfloat16, torch.Tensor.requires_grad_])
+def test_tensors_that_numpy_cannot_look_at_are_taken(change: Any) -> None:
+    y = torch.tensor([0, 1] * 5)
+    federation = own_data([(change(torch.ones(10, 3)), y)], ["a"], 0.7, 0)
+    assert federation.shape == (3,)
+    assert not federation.data[0].train.take(slice(0, 2), torch.ones(1))[0].requires_grad
+
+
+def test_a_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "sites").mkdir()
+    np.savez(tmp_path / "sites" / "a.npz", x=np.zeros((10, 2), np.float32), y=np.array([0, 1] * 5))
+    assert federate(Data(folder="~/sites", clients=1), Column(), 0).names == ("a",)
+    with pytest.raises(DataError, match=str(tmp_path / "data")):
+        load_dataset("mnist", "~/data")

@@ -161,3 +161,18 @@ def test_a_column_that_does_not_fit_is_refused(tmp_path: Path, arrays: dict[str,
     np.savez(file, x=np.zeros((6, 2)), y=np.zeros(6, int), **arrays)  # type: ignore[arg-type]
     with pytest.raises(DataError, match=message):
         load_column(file)
+
+
+def test_a_column_with_test_samples_is_refused(tmp_path: Path) -> None:
+    """Nobody says whose they are."""
+    x, y = np.zeros((6, 2), np.float32), np.array([0, 1] * 3)
+    np.savez(tmp_path / "all.npz", x=x, y=y, client=np.array([0, 0, 0, 1, 1, 1]), x_test=x, y_test=y)
+    with pytest.raises(DataError, match="x_test and y_test as well"):
+        load_column(tmp_path / "all.npz")
+
+
+def test_a_column_of_objects_is_told_how_to_become_text(tmp_path: Path) -> None:
+    x, y = np.zeros((3000, 2), np.float32), np.arange(3000) % 2
+    np.savez(tmp_path / "all.npz", x=x, y=y, client=np.array(["north", "south"] * 1500, dtype=object))
+    with pytest.raises(DataError, match=r"\.astype\(str\) makes text of them"):
+        load_column(tmp_path / "all.npz")

@@ -86,7 +86,7 @@ def test_who_stops_what_is_run_anew_is_told_how_to_go_on(pfedla: Any, monkeypatc
     monkeypatch.setattr(command, "run_all", stopped)
     words = ("paper", "table1", *SMOKE, "-a", "local")
     assert "Give the same command again to resume" in pfedla(*words)[2]
-    assert "Give the same command again without --overwrite" in pfedla(*words, "--overwrite")[2]
+    assert "Without --overwrite the same command resumes" in pfedla(*words, "--overwrite")[2]
 
 
 def test_options_are_named_once_however_often_a_message_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,3 +175,49 @@ def test_what_cannot_be_run_is_left_out_and_said(smoke: Places, monkeypatch: pyt
     failed = run_all(smoke, [LOCAL, LOCAL._replace(seed=1)], tell=told.append)
     assert failed == [f"Local on {COLUMN.name}, seed 0, Local on {COLUMN.name}, seed 1: no such data"]
     assert len(told) == 2
+
+
+def test_a_cell_that_is_run_anew_is_unfinished_until_it_ends(smoke: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_cell(smoke, LOCAL)
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "carry_out", stop)
+    with pytest.raises(KeyboardInterrupt):
+        run_cell(smoke, LOCAL, overwrite=True)
+    assert left(smoke, [LOCAL]) == [LOCAL]
+
+
+def test_cells_of_a_column_are_of_the_same_data(smoke: Places) -> None:
+    run_cell(smoke, LOCAL)
+    file = smoke.file(COLUMN.name)
+    (row,) = json.loads(file.read_text())
+    file.write_text(json.dumps([row | {"data": "of another day"}]))
+    other = Cell(COLUMN, Method("FedAvg", "fedavg"), 0)
+    (why,) = run_all(smoke, [other])
+    assert "local, seed 0, holds a run on other data than are found now" in why
+
+
+def test_progress_of_what_is_run_anew_is_not_that_of_the_old_run(
+    smoke: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_cell(smoke, LOCAL)
+
+    class Process:
+        """One that has not begun yet when it is asked first, and has ended when it is asked again."""
+
+        returncode, asked = 0, 0
+
+        def poll(self) -> int | None:
+            self.asked += 1
+            return None if self.asked == 1 else 0
+
+        def communicate(self) -> tuple[str, str]:
+            return "", "note: half of the images\nanother line\n"
+
+    monkeypatch.setattr(runs, "_start", lambda *_: Process())
+    seen, told = list[int](), list[str]()
+    run_all(smoke, [LOCAL], jobs=2, overwrite=True, report=lambda _, t: seen.append(t), tell=told.append)
+    assert seen == [0, 2]
+    assert told == ["half of the images"]

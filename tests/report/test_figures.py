@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from matplotlib.axes import Axes
 from matplotlib.image import imread
 
 from pfedla import cli
 from pfedla.errors import ConfigError, RunError
-from pfedla.report.figures import KINDS
+from pfedla.report.figures import KINDS, draw
+from pfedla.report.runs import find_runs
 from tests.report.made import create, made
 
 
@@ -56,3 +59,29 @@ def test_what_cannot_be_drawn_is_said_in_one_line(tmp_path: Path) -> None:
     create(tmp_path / "begun", names=["a"]).release()
     with pytest.raises(RunError, match="none of these runs has been evaluated yet"):
         call(tmp_path / "begun", "-o", tmp_path / "fig.png")
+
+
+def test_a_mean_is_drawn_where_all_seeds_have_a_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line would jump where one of its seeds ends."""
+    records = [made(tmp_path / f"x-seed{seed}", seed=seed, rounds=6) for seed in (0, 1)]
+    history = records[1].path / "metrics.jsonl"
+    history.write_text("".join(history.read_text().splitlines(keepends=True)[:4]))
+    drawn: list[Any] = []
+    plot = Axes.plot
+
+    def seen(axis: Axes, *places: Any, **look: Any) -> Any:
+        drawn.append(places)
+        return plot(axis, *places, **look)
+
+    monkeypatch.setattr(Axes, "plot", seen)
+    draw("curves", find_runs([tmp_path]), tmp_path / "x.png")
+    assert [x.tolist() for x, *_ in drawn] == [[1, 2, 3, 4]]
+
+
+def test_weights_of_more_clients_than_a_picture_holds_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pfedla.report.figures.MOST", 5)
+    made(tmp_path / "run")
+    with pytest.raises(RunError, match="run has 6 clients: a picture of weights can hold 5"):
+        draw("weights", find_runs([tmp_path / "run"]), tmp_path / "x.png")

@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 from click.testing import CliRunner
 
 from pfedla import HeurPFedLA, cli
+from pfedla.config import Experiment
 from pfedla.errors import RunError
+from pfedla.facts import facts_elsewhere
 from pfedla.record import RunRecord
 from pfedla.report import page
 from pfedla.report.page import detail_of, encoded, overview_of, report, similarity
@@ -230,3 +233,40 @@ def test_report_writes_beside_the_runs_or_where_it_is_told(tmp_path: Path, monke
     failed = CliRunner().invoke(cli.cli, ["report", "there"])
     assert isinstance(failed.exception, RunError)
     assert str(failed.exception) == "there holds no run"
+
+
+def test_runs_that_differ_in_more_than_the_seed_do_not_share_a_label(tmp_path: Path) -> None:
+    for seed, rounds in ((0, 6), (1, 6), (2, 4)):
+        made(tmp_path / "a" / f"pfedla-seed{seed}", seed=seed, rounds=rounds)
+        made(tmp_path / "b" / f"local-seed{seed}", seed=seed)
+    runs = find_runs([tmp_path])
+    assert [run.label for run in runs] == [f"a/pfedla-seed{seed}" for seed in range(3)] + ["b/local"] * 3
+
+
+def test_seeds_are_thinned_to_the_same_rounds(tmp_path: Path) -> None:
+    records = [made(tmp_path / f"x-seed{seed}", seed=seed, rounds=90, weights=False) for seed in (0, 1)]
+    whole, part = (overview_of(run_of(record.path), 20) for record in records)
+    assert whole["curve"]["round"] == part["curve"]["round"]
+    assert (whole["curve"]["round"][-1], whole["round"], whole["evaluated"]) == (90, 90, 90)
+    assert len(whole["curve"]["round"]) <= 20 + 1
+    history = records[1].path / "metrics.jsonl"
+    history.write_text("".join(history.read_text().splitlines(keepends=True)[:61]))
+    shorter = overview_of(run_of(records[1].path), 20)["curve"]["round"]
+    assert shorter[-1] == 61
+    assert set(shorter[:-1]) <= set(whole["curve"]["round"])
+
+
+def test_what_a_deployment_is_scored_by_and_on_is_known(tmp_path: Path) -> None:
+    tables: dict[str, dict[str, Any]] = {
+        "objective": {"name": "multi-label"},
+        "data": {"clients": 2, "validation": 0.2},
+    }
+    facts = facts_elsewhere(Experiment.from_tables(tables), ["a", "b"], [[70, 0], [50, 0]])
+    record = RunRecord.create(tmp_path / "run", tomli_w.dumps(facts["settings"]), facts)
+    record.append(line(np.random.default_rng(0), 1, 2, 40, "f1"))
+    record.release()
+    run = run_of(record.path)
+    assert (run.headline, run.percent, run.higher_is_better) == ("f1", True, True)
+    assert overview_of(run)["scored_on"] == "validation"
+    before = detail_of(run)["clients"]["before"]
+    assert before == sorted(before)  # the worst first

@@ -200,3 +200,14 @@ def test_a_headline_without_a_value_in_some_seed_is_a_dash() -> None:
     runs = [{**summary(0.5, 1, seed), "accuracy_mean": None if seed else 0.5, "label": "a"} for seed in (0, 1)]
     assert overview({"one": runs}).splitlines()[2] == "| `a` | - |"
     assert row(printed([("a", runs), ("b", runs)]), "a")[1:3] == ["-", "-"]
+
+
+def test_differences_of_megabytes_are_written_as_people_would() -> None:
+    runs = [summary(0.5, size) | {"label": label} for label, size in (("fedavg", 412_900_000), ("local", 0))]
+    assert "-412.9" in overview({"a": runs}, ["mb-down"], against="fedavg")
+
+
+def test_there_is_no_mean_of_figures_of_different_kinds() -> None:
+    one, other = [summary(0.9, 1) | {"label": "a"}], [errors(3.0, 4.0, "a")]
+    with pytest.raises(ConfigError, match="no mean over comparisons with different headlines or units: accuracy, rmse"):
+        overview({"x": one, "y": other}, average=True)

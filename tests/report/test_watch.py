@@ -124,6 +124,33 @@ def cells(browser: Browser, place: str = "weights") -> list[list[float | None]]:
 
 
 @pytest.mark.slow
+def test_the_best_is_found_over_the_seeds_that_all_have(tmp_path: Path, browser: Browser) -> None:
+    """With a headline that Plotly would read as markup, and sites that do not tell their test samples."""
+    headline = "score <b>of</b>"
+    scores = {("a", 0): 0.7, ("a", 1): 0.9, ("b", 0): 0.75}  # b is better on seed 0, and a on average
+    for (label, seed), score in scores.items():
+        record = made(tmp_path / f"{label}-seed{seed}", seed=seed, headline=headline, samples=[[20, 0]] * 6)
+        file = record.path / "metrics.jsonl"
+        lines = [json.loads(one) for one in file.read_text().splitlines()]
+        known = {"_mean": score, "_std": 0.1, "_worst": score - 0.1, "_after_training": score}
+        for one in lines:
+            one |= {f"{headline}{key}": value for key, value in known.items()}
+            one["clients"] = {headline: [score] * 6}
+        file.write_text("".join(json.dumps(one) + "\n" for one in lines[: 4 if seed else 6]))
+    page = tmp_path / "report.html"
+    page.write_text(report(find_runs([tmp_path])))
+    browser.show()
+    browser.open(page.as_uri())
+    assert browser.ask("[...document.querySelectorAll('#table .best')].map((it) => it.textContent)")[0] == "75.00"
+    assert "Best mean score <b>of</b>75.00 %b" in text(browser, "cards")
+    assert "score &lt;b&gt;of&lt;/b&gt;" in browser.ask("document.getElementById('curves').layout.yaxis.title.text")
+    lines = "document.getElementById('curves').data.filter((trace) => trace.name).map((trace) => trace.x.at(-1))"
+    assert browser.ask(lines) == [4, 6]  # where the shorter seed ends
+    assert "fewer than 10" not in text(browser, "clients-note")
+    assert not browser.complaints
+
+
+@pytest.mark.slow
 def test_the_page_works_in_a_browser(tmp_path: Path, browser: Browser) -> None:
     for seed in (0, 1):
         made(tmp_path / f"pfedla-seed{seed}", seed=seed, retained=True, names=[*"abcde", EVIL])

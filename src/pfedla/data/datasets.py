@@ -218,7 +218,7 @@ def load_dataset(
     if not spec.remotes:
         layout = spec.layouts[0]
         return _read(name, spec, layout, resources.files("pfedla.data").joinpath(layout.folders[0]))
-    root = Path(data_dir) if data_dir else data_dir_default() or cache_dir()
+    root = Path(data_dir).expanduser() if data_dir else data_dir_default() or cache_dir()
     place = _find(spec, root)
     if download and (place is None or len(_present(spec, *place)) < len(spec.files)):
         place = _download(spec, root, place, progress)

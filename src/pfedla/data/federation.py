@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -126,7 +126,7 @@ def federate(
     objective = objective or Classification()
     by_class = objective.by_class
     if settings.folder:
-        path = Path(settings.folder)
+        path = Path(settings.folder).expanduser()
         files = load_column(path, labels=by_class) if path.is_file() else load_folder(path, labels=by_class)
         clients: list[Client] = [
             (f.x, f.y) if f.x_test is None or f.y_test is None else (f.x, f.y, f.x_test, f.y_test) for f in files
@@ -209,8 +209,9 @@ def own_data(
         raise DataError("there are no clients: give a list of (x, y), one per client")
     _check_names(names)
     quartets: list[tuple[Array, Array, Array, Array]] = []
-    for name, client in zip(names, clients, strict=True):
-        _check_kind(name, client)
+    for name, given in zip(names, clients, strict=True):
+        _check_kind(name, given)
+        client: Any = tuple(_viewable(part) for part in given)
         x, y = client[0], client[1]
         _check(name, x, y, by_class)
         if len(client) == 4:
@@ -223,6 +224,12 @@ def own_data(
     for what, shapes in (("inputs", inputs), ("targets", targets)):
         if len(shapes) > 1:
             raise DataError(f"all clients' {what} must have one shape, not {' and '.join(map(str, sorted(shapes)))}")
+    kinds = {_is_bytes(part): name for name, q in zip(names, quartets, strict=True) for part in (q[0], q[2])}
+    if len(kinds) > 1:
+        raise DataError(
+            f"inputs are bytes, which are scaled to [-1, 1], for all or for none: those of {kinds[True]} are, "
+            f"and those of {kinds[False]} are not"
+        )
     labels = [(np.asarray(q[1]), np.asarray(q[3])) for q in quartets]
     classes: tuple[str, ...] = ()
     note = ""
@@ -242,6 +249,18 @@ def own_data(
         note,
     )
     return _validated(federation, validation, seed)
+
+
+def _viewable(part: Any) -> Any:
+    """Return an array or tensor as numpy can look at it, wherever it lies."""
+    if not isinstance(part, Tensor):
+        return part
+    part = part.detach().cpu()
+    return part.float() if part.dtype is torch.bfloat16 else part
+
+
+def _is_bytes(x: Any) -> bool:
+    return x.dtype in (torch.uint8, np.dtype(np.uint8))
 
 
 def _validated(federation: Federation, share: float | None, seed: int) -> Federation:

@@ -276,8 +276,13 @@ def load_column(file: Path, *, labels: bool = True) -> list[ClientFile]:
     """
     if file.suffix != ".npz" and file.is_file() and not zipfile.is_zipfile(file):
         raise _wrong(file, "an .npz archive", f"another kind of file{HOW}")
-    arrays = _archive(file, ("x", "y", "client"))
+    arrays = _archive(file, ("x", "y", "client", "x_test", "y_test"))
     x, y = _samples(file, arrays, "x", "y", labels)
+    if tests := [name for name in ("x_test", "y_test") if name in arrays]:
+        expected = (
+            "x, y and client alone, for nobody says whose test samples are: a file for each client may bring them"
+        )
+        raise _wrong(file, expected, f"{' and '.join(tests)} as well")
     if "client" not in arrays:
         raise _wrong(file, "an array 'client' that says whose each sample is", ", ".join(arrays))
     column = arrays["client"]
@@ -337,7 +342,10 @@ def _archive(file: Path, keys: Sequence[str], needed: int = 2) -> dict[str, npt.
     except OversizedError as error:
         raise _wrong(file, error.expected, error.found) from None
     except (ValueError, struct.error, NotImplementedError, RuntimeError, MemoryError, OverflowError) as error:
-        raise _wrong(file, "an .npz archive of plain arrays", f"another thing ({error})") from None
+        objects = (
+            ", as text columns of pandas are; .astype(str) makes text of them" if "Object arrays" in str(error) else ""
+        )
+        raise _wrong(file, "an .npz archive of plain arrays", f"another thing ({error}{objects})") from None
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from pfedla.comparison import check_place
 from pfedla.errors import ConfigError, RunError, unknown_name
-from pfedla.options import with_options
+from pfedla.options import stopped, with_options
 from pfedla.paper.drawings import drawings_of, save
 from pfedla.paper.figures import sheets_of
 from pfedla.paper.grid import (
@@ -40,7 +40,7 @@ from pfedla.paper.grid import (
 from pfedla.paper.measured import missing
 from pfedla.paper.order import order_by_rounds
 from pfedla.paper.retained import table_of_retained
-from pfedla.paper.runs import RESULTS, Places, finished, left, run_all, run_cell
+from pfedla.paper.runs import NOTE, RESULTS, Places, finished, left, run_all, run_cell
 from pfedla.paper.sheets import FORMATS, Format, Sheet, lasting, written
 from pfedla.paper.tables import table_of_methods
 
@@ -110,7 +110,7 @@ def paper(
     machine |= {"download": True} if download else {}
     places = Places(scale, results, runs, machine)
     if cell:
-        run_cell(places, _cell(*cell), overwrite=overwrite)
+        run_cell(places, _cell(*cell), overwrite=overwrite, tell=lambda text: click.echo(NOTE + text, err=True))
         return
     wanted = Wanted(scale, datasets, clients, algorithms, seeds)
     for name in names:
@@ -217,8 +217,7 @@ def _run(places: Places, items: Sequence[Item], wanted: Wanted, jobs: int, overw
             tell = lambda text: console.print(with_options(text), markup=False, highlight=False, soft_wrap=True)  # noqa: E731
             return run_all(places, to_do, jobs=jobs, overwrite=overwrite, report=progress, tell=tell)
     except KeyboardInterrupt:
-        again = "without --overwrite, which would run everything anew, to resume" if overwrite else "to resume"
-        console.print(f"stopped. Give the same command again {again}", soft_wrap=True)
+        console.print(stopped(overwrite), soft_wrap=True)
         raise
 
 

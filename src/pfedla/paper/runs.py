@@ -16,7 +16,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pfedla.comparison import carry_out, changed, collect, collected, measured_otherwise, standing
+from pfedla.comparison import (
+    carry_out,
+    changed,
+    collect,
+    collected,
+    figures_of,
+    forget,
+    measured_otherwise,
+    refuse_other_data,
+    standing,
+)
 from pfedla.errors import PfedlaError, RunError
 from pfedla.experiment import federation_of
 from pfedla.interrupts import stoppable
@@ -25,6 +35,7 @@ from pfedla.record import LAYERS, ROUND, RunRecord
 from pfedla.rounds import Watch
 
 __all__ = [
+    "NOTE",
     "RESULTS",
     "Places",
     "Summary",
@@ -42,6 +53,7 @@ Summary = dict[str, Any]
 Report = Callable[[Cell, int], None]  # a cell, and the rounds it has done
 
 WITH_WEIGHTS = ("pfedla", "heurpfedla", "similarity-layer", "similarity-model")
+NOTE = "note: "  # how a cell's process begins what is to be told
 RESULTS = Path("results/paper")  # where figures are collected unless another folder is named
 MOST_CLIENTS, MOST_RECORDS, DIGITS = 10, 40, 5  # of the weights among clients that are kept
 
@@ -160,19 +172,42 @@ def own_weights(alpha: np.ndarray) -> np.ndarray:
     return alpha.diagonal(axis1=-3, axis2=-1)
 
 
-def run_cell(places: Places, cell: Cell, *, watch: Watch | None = None, overwrite: bool = False) -> Summary:
+def run_cell(
+    places: Places,
+    cell: Cell,
+    *,
+    watch: Watch | None = None,
+    overwrite: bool = False,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Summary:
     """Run a cell, or resume it, and add its figures to its column's file; what another process has added is kept."""
-    if not overwrite and (known := finished(places, cell)):
+    if overwrite:
+        forget(places.file(cell.column.name), cell.method.variant.label, cell.seed)  # until it is run anew
+    elif known := finished(places, cell):
         return known
     experiment, path = experiment_of(cell, places.scale, places.machine), places.folder(cell)
     stands = "new" if overwrite else standing(path, experiment)
     if stands != "complete":
-        carry_out(path, experiment, stands, federation_of(experiment), watch=watch, overwrite=overwrite)
+        federation = federation_of(experiment)
+        if federation.note:
+            tell(federation.note)
+        refuse_other_data(_given(places, cell), federation)
+        carry_out(path, experiment, stands, federation, watch=watch, overwrite=overwrite)
     record = RunRecord(path)
     kept = kept_of(record, over_time=cell.column.name.startswith("fig"))
-    summary = {**record.summary(), **kept, "label": cell.method.variant.label}
+    summary = {**figures_of(path), **kept, "label": cell.method.variant.label}
     collect(places.file(cell.column.name), [summary])
     return summary
+
+
+def _given(places: Places, cell: Cell) -> dict[str, str | None]:
+    """Return what other cells of the same column and seed were measured on, as far as their figures say."""
+    file = places.file(cell.column.name)
+    return {
+        f"{file}, {label}, seed {seed},": known["data"]
+        for (label, seed), known in collected(file).items()
+        if seed == cell.seed and "data" in known
+    }
 
 
 def run_all(
@@ -204,6 +239,12 @@ def run_all(
         Called with sentences for the user.
     """
     failed: dict[str, list[Cell]] = {}
+    told = set[str]()
+
+    def tell_once(text: str) -> None:
+        if text not in told:
+            told.add(text)
+            tell(text)
 
     def fail(cell: Cell, why: str) -> None:
         failed.setdefault(why, []).append(cell)
@@ -216,11 +257,12 @@ def run_all(
         return not taken
 
     if jobs > 1:
-        _run_processes(places, cells, jobs, overwrite, report, fail, free)
+        _run_processes(places, cells, jobs, overwrite, report, fail, free, tell_once)
     else:
         for cell in filter(free, cells):
             try:
-                run_cell(places, cell, watch=lambda now, cell=cell: report(cell, now.t), overwrite=overwrite)  # type: ignore[misc]
+                watch: Watch = lambda now, cell=cell: report(cell, now.t)  # type: ignore[misc]  # noqa: E731
+                run_cell(places, cell, watch=watch, overwrite=overwrite, tell=tell_once)
             except PfedlaError as error:
                 fail(cell, str(error))
     return [f"{', '.join(_words(cell) for cell in some)}: {why}" for why, some in failed.items()]
@@ -234,28 +276,35 @@ def _run_processes(
     report: Report,
     fail: Callable[[Cell, str], None],
     free: Callable[[Cell], bool],
+    tell: Callable[[str], None],
 ) -> None:
     """Run cells in processes of their own; if this one is stopped, so are they, each with a checkpoint."""
     waiting, busy = list(cells), dict[subprocess.Popen[str], Cell]()
+    before = dict[Cell, Any]()  # the runs that the folders held, if they are to be run anew
     try:
         with stoppable():
             while waiting or busy:
                 while waiting and len(busy) < jobs:
                     cell = waiting.pop(0)
                     if free(cell):
+                        before[cell] = _id(places, cell) if overwrite else None
                         busy[_start(places, cell, overwrite)] = cell
                 time.sleep(0.2)
                 for process, cell in list(busy.items()):
                     if process.poll() is None:
-                        history = RunRecord(places.folder(cell)).history()
+                        started = before[cell] is None or _id(places, cell) != before[cell]
+                        history = RunRecord(places.folder(cell)).history() if started else []
                         report(cell, history[-1]["round"] if history else 0)
                         continue
                     del busy[process]
                     _, error = process.communicate()
                     if process.returncode:
                         fail(cell, error.strip().removeprefix("error: ") or f"it ended with {process.returncode}")
-                    else:
-                        report(cell, experiment_of(cell, places.scale).schedule.rounds)
+                        continue
+                    for line in error.splitlines():
+                        if line.startswith(NOTE):
+                            tell(line.removeprefix(NOTE))
+                    report(cell, experiment_of(cell, places.scale).schedule.rounds)
     finally:
         for process in busy:
             process.send_signal(signal.SIGTERM)
@@ -272,6 +321,14 @@ def _start(places: Places, cell: Cell, overwrite: bool) -> subprocess.Popen[str]
     words += ["--overwrite"] if overwrite else []
     program = [sys.executable, "-c", "from pfedla.cli import main; main()", *words]
     return subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)  # noqa: S603
+
+
+def _id(places: Places, cell: Cell) -> Any:
+    """Return by what the run in a cell's folder is known, None if there is none."""
+    try:
+        return RunRecord(places.folder(cell)).facts().get("id")
+    except RunError:
+        return None
 
 
 def _words(cell: Cell) -> str:

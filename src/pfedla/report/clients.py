@@ -52,9 +52,9 @@ def clients_table(rows: Sequence[Row], headline: str, up: bool, percent: bool, s
         table.add_row(
             Text(row["client"]),
             f"{row['training_samples']:,}",
-            f"{few:,}",
+            f"{few:,}" if few else "-",  # a site does not tell
             cell(row, headline),
             cell(row, f"{headline}_after_training"),
-            f"only {counted(few, f'{scored_on} sample')}" if few < FEW else "",
+            f"only {counted(few, f'{scored_on} sample')}" if 0 < few < FEW else "",
         )
     return table

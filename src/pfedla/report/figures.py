@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from pfedla.errors import ConfigError, RunError
 from pfedla.report.federation import draw_federation
 from pfedla.report.runs import Run, spread
-from pfedla.report.weights import draw_weights
+from pfedla.report.weights import MOST, draw_weights
 from pfedla.result import Result
 
 __all__ = ["KINDS", "draw", "prepare_picture"]
@@ -89,7 +89,7 @@ def _lines(runs: Sequence[Run], path: Path, width: float, label: str, at: Callab
             for line in run.history:
                 if line.get(key) is not None:
                     points.setdefault(line["round"], []).append((at(line), factor * line[key]))
-        rounds = sorted(points)
+        rounds = sorted(t for t in points if len(points[t]) == len(seeds))  # a line of fewer seeds would jump
         x = np.array([fmean(place for place, _ in points[t]) for t in rounds])
         y = np.array([fmean(value for _, value in points[t]) for t in rounds])
         band = np.array([stdev([v for _, v in points[t]]) if len(points[t]) > 1 else 0.0 for t in rounds])
@@ -140,6 +140,8 @@ def _weights(runs: Sequence[Run], path: Path, width: float) -> None:  # noqa: AR
     ledger, diagnostics = run.record.so_far()
     if ledger is None or "alpha" not in diagnostics:
         raise RunError(f"{run.name} has no weights to draw: its method learns none, or has written no checkpoint yet")
+    if len(run.names) > MOST:
+        raise RunError(f"{run.name} has {len(run.names):,} clients: a picture of weights can hold {MOST:,}")
     result = Result({}, [], diagnostics, ledger, tuple(run.names), None, None, dict)
     title = f"Who learns from whom: {run.algorithm} after round {int(diagnostics['round'][-1])}"
     assert result.final_alpha is not None

@@ -112,7 +112,7 @@ def overview_of(run: Run, points: int = POINTS) -> dict[str, Any]:
 
 def _overview(run: Run, points: int) -> dict[str, Any]:
     name, history, record = run.headline, run.history, run.record
-    kept = [history[i] for i in spread(len(history), points)]
+    kept = _thinned(history, points, int(run.setting("schedule", "rounds", 0)))
     keys = {
         "round": "round",
         "mean": f"{name}_mean",
@@ -147,6 +147,15 @@ def _overview(run: Run, points: int) -> dict[str, Any]:
         "evaluated": len(history),
         "version": "-".join(map(str, [run.id, state, *record.changed()])),
     }
+
+
+def _thinned(history: list[dict[str, Any]], points: int, rounds: int) -> list[dict[str, Any]]:
+    """Return about so many evaluations and the last: of seeds with as many planned rounds, of the same rounds."""
+    apart = max(1, -(-max(rounds, len(history)) // points))
+    if len(history) <= points:
+        return history
+    first = {line["round"] // apart: place for place, line in reversed(list(enumerate(history)))}
+    return [history[place] for place in sorted({*first.values(), len(history) - 1})]
 
 
 def _number(value: Any) -> float | int | None:

@@ -30,7 +30,7 @@ class Point(NamedTuple):
     codec: str
     megabytes: float  # of layers, values and headers, both ways
     score: float  # the headline, in percent if it is one
-    spread: float  # over the seeds
+    spread: float | None  # over the seeds, if there are several
     seeds: int
 
 
@@ -56,7 +56,7 @@ def points(summaries: Sequence[dict[str, Any]]) -> list[Point]:
         sides = ("bytes_down", "bytes_up", "overhead_down", "overhead_up")
         megabytes = fmean(sum(run[side] for side in sides) / 1e6 for run in runs)
         scores = [run[_headline(run)] * (100 if run.get("percent", True) else 1) for run in runs]
-        spread = stdev(scores) if len(scores) > 1 else 0.0
+        spread = stdev(scores) if len(scores) > 1 else None
         method = ",".join(part for part in label.split(",") if not part.startswith("codec"))
         codec = in_words(runs[0].get("settings", {}).get("codec", {}))
         found.append(Point(label, method, codec, megabytes, fmean(scores), spread, len(runs)))
@@ -151,7 +151,7 @@ def _panel(
     for point in found:
         style = _style(codecs.index(point.codec))
         marker = _MARKERS[methods.index(point.method) % len(_MARKERS)]
-        axis.errorbar(point.megabytes, point.score, point.spread or None, fmt="none", ecolor=style["markeredgecolor"],
+        axis.errorbar(point.megabytes, point.score, point.spread, fmt="none", ecolor=style["markeredgecolor"],
                       elinewidth=0.8, alpha=0.45, zorder=3)  # fmt: skip
         axis.plot(point.megabytes, point.score, marker, markersize=5.5, linestyle="none", zorder=4, **style)
     axis.plot(least.megabytes, least.score, "o", markersize=12, fillstyle="none", color=_INK, mew=1.1, zorder=5)

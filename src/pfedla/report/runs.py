@@ -6,9 +6,10 @@ Nothing here imports what a configuration names: a run's folder need not be trus
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from os.path import commonpath
 from pathlib import Path
@@ -31,6 +32,7 @@ class Run:
 
     record: RunRecord
     name: str  # its folder, from the one that all have in common
+    alone: bool = False  # no other run differs from it in the seed alone, whatever its folder is called
 
     @property
     def id(self) -> str:
@@ -70,7 +72,7 @@ class Run:
     @property
     def label(self) -> str:
         """The name that runs share which differ in the seed alone."""
-        return re.sub(rf"-seed{self.seed}$", "", self.name) or self.name
+        return (not self.alone and re.sub(rf"-seed{self.seed}$", "", self.name)) or self.name
 
     @property
     def names(self) -> list[str]:
@@ -127,7 +129,30 @@ def find_runs(paths: Sequence[Path]) -> list[Run]:
     if not found:
         return []
     common = Path(commonpath([folder.parent for folder in found]))
-    return [Run(record, str(folder.relative_to(common))) for folder, record in sorted(found.items(), key=_natural)]
+    return _apart(
+        [Run(record, str(folder.relative_to(common))) for folder, record in sorted(found.items(), key=_natural)]
+    )
+
+
+def _apart(runs: Sequence[Run]) -> list[Run]:
+    """Return runs, those of one label but other settings under names of their own."""
+    kinds: dict[str, set[str]] = {}
+    settings = [_kind(run) for run in runs]
+    for label, kind in settings:
+        kinds.setdefault(label, set()).add(kind)
+    return [
+        replace(run, alone=True) if len(kinds[label]) > 1 else run
+        for run, (label, _) in zip(runs, settings, strict=True)
+    ]
+
+
+def _kind(run: Run) -> tuple[str, str]:
+    """Return a run's label, and the settings that runs of one label share; none if it cannot be read."""
+    try:
+        schedule = {key: value for key, value in run.settings.get("schedule", {}).items() if key != "seed"}
+        return run.label, json.dumps(run.settings | {"schedule": schedule}, sort_keys=True, default=str)
+    except Exception:  # a damaged record can raise nearly anything
+        return run.name, ""
 
 
 def _natural(item: tuple[Path, RunRecord]) -> list[tuple[int, str]]:

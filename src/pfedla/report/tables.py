@@ -25,6 +25,8 @@ VALUES = (
     *("loss", "mb-down", "mb-up", "seconds"),
 )
 
+DEFAULTS = {"headline": "accuracy", "percent": True, "higher_is_better": True}  # of runs that do not say
+
 
 class _Column(NamedTuple):
     """What a column shows of a summary."""
@@ -55,7 +57,7 @@ def counted(number: int, what: str) -> str:
 
 def _megabytes(value: float) -> str:
     """Return bytes as megabytes; few of them with two digits, for 0.0 would be nothing."""
-    return f"{value / 1e6:,.1f}" if value >= 50_000 or not value else f"{value / 1e6:.2g}"
+    return f"{value / 1e6:,.1f}" if abs(value) >= 50_000 or not value else f"{value / 1e6:.2g}"
 
 
 def _columns(summaries: Sequence[Summary]) -> dict[str, _Column]:
@@ -107,6 +109,7 @@ def overview(
                 found = known[value].value(summary)
                 cells.setdefault(summary["label"], {}).setdefault(heading, {})[summary["seed"]] = found
     if average:
+        _refuse_means([summaries[0] for summaries in comparisons.values()])
         for place, value in enumerate(values):
             headings = list(kinds)[place :: len(values)][: len(comparisons)]
             heading = "mean" if len(values) == 1 else f"mean, {value}"
@@ -137,6 +140,14 @@ def overview(
                 + (f" ({count} of {seeds})" if count < seeds else "")
             )
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _refuse_means(firsts: Sequence[Summary]) -> None:
+    """Refuse the mean over comparisons whose figures are not of one kind."""
+    kinds = {tuple(one.get(key, known) for key, known in DEFAULTS.items()) for one in firsts}
+    if len(kinds) > 1:
+        names = ", ".join(sorted({str(name) for name, *_ in kinds}))
+        raise ConfigError(f"there is no mean over comparisons with different headlines or units: {names}")
 
 
 def _differences(cells: Cells, against: str) -> Cells:

@@ -63,7 +63,7 @@ const scale = () => [[0, paint("--low", "#f3f6f8")], [0.5, paint("--middle", "#5
 
 function axis(title, more = {}) {
   return {
-    title: { text: title, font: { size: 12 } }, gridcolor: paint("--line", "#d5dde3"), zeroline: false,
+    title: { text: plain(title), font: { size: 12 } }, gridcolor: paint("--line", "#d5dde3"), zeroline: false,
     linecolor: paint("--line", "#d5dde3"), automargin: true, tickfont: { size: 11 }, ...more,
   };
 }
@@ -143,13 +143,22 @@ function figures(runs) {
   };
 }
 
-/** Figures of unfinished runs stand beside the others and never win. */
-const whole = (rows) => (rows.some((row) => row.whole) ? rows.filter((row) => row.whole) : rows);
+/** Rows that may win, by their figures over the seeds that all of them have; unfinished ones stand beside them. */
+function rivalsOf(found) {
+  const all = [...found].map(([label, runs]) => ({ label, runs, whole: runs.every((run) => run.state === "done") }));
+  const some = all.some((row) => row.whole) ? all.filter((row) => row.whole) : all;
+  const seeds = some.map(({ runs }) => new Set(runs.map((run) => run.seed)));
+  const shared = ({ runs }) => runs.filter((run) => seeds.every((one) => one.has(run.seed)));
+  return some.filter((row) => shared(row).length).map((row) => ({ label: row.label, first: row.runs[0], ...figures(shared(row)) }));
+}
 
-function best(rows, key, higher, traffic = false) {
-  const values = whole(rows).map((row) => row[key]).filter((x) => finite(x) && (!traffic || x > 0));
-  if (new Set(values).size < 2) return NaN;
-  return higher ? Math.max(...values) : Math.min(...values);
+/** The labels of those that are best; none where all are equal. */
+function best(rivals, key, higher, traffic = false) {
+  const able = rivals.filter((row) => finite(row[key]) && (!traffic || row[key] > 0));
+  const values = able.map((row) => row[key]);
+  if (new Set(values).size < 2) return [];
+  const most = higher ? Math.max(...values) : Math.min(...values);
+  return able.filter((row) => row[key] === most).map((row) => row.label);
 }
 
 function drawCards() {
@@ -163,7 +172,7 @@ function drawCards() {
   if (rows.length) {
     const { headline, percent, higher, clients } = rows[0].first;
     const unit = percent ? " %" : "";
-    const rivals = whole(rows);
+    const rivals = rivalsOf(found);
     const by = (key, up) => rivals.filter((row) => finite(row[key])).sort((a, b) => (up ? b[key] - a[key] : a[key] - b[key]))[0];
     const first = by("mean", higher);
     if (first) {
@@ -180,7 +189,7 @@ function drawCards() {
     const data = new Set(rows.map((row) => row.first.dataset));
     card("Federation", sizes.size > 1 ? "several" : plural(clients, "client"), data.size > 1 ? plural(data.size, "data set") : [...data][0]);
   }
-  $("cards-note").textContent = rows.length > 1 ? "Figures are those after the final round, of complete runs where there are any. * Of the methods that communicate at all." : "";
+  $("cards-note").textContent = rows.length > 1 ? "Figures are those after the final round, of complete runs where there are any, over the seeds that all of these have. * Of the methods that communicate at all." : "";
   card("Runs", String(state.runs.length), Object.entries(states).map(([name, count]) => `${count} ${name}`).join(", "));
   $("cards").replaceChildren(...cards);
 }
@@ -208,13 +217,13 @@ function drawRuns() {
   if (focus) document.querySelector(`[data-run="${focus}"]`)?.focus();
 }
 
-/** Mean and spread over seeds at every round that any of them evaluated. */
+/** Mean and spread over seeds at every round that all of them evaluated. */
 function merged(runs, measure, along) {
   const rounds = [...new Set(runs.flatMap((run) => run.curve.round))].sort((a, b) => a - b);
   const line = { x: [], y: [], low: [], high: [], text: [] };
   for (const round of rounds) {
     const points = runs.map((run) => [run, run.curve.round.indexOf(round)]).filter(([run, i]) => i >= 0 && finite(run.curve[measure][i]));
-    if (!points.length) continue;
+    if (points.length < runs.length) continue; // a line of other seeds than before would jump
     const values = points.map(([run, i]) => run.curve[measure][i]);
     const factor = runs[0].percent ? 100 : 1;
     const [centre, band] = [mean(values) * factor, spread(values) * factor];
@@ -223,7 +232,7 @@ function merged(runs, measure, along) {
     line.y.push(centre);
     line.low.push(centre - band);
     line.high.push(centre + band);
-    line.text.push([round, values.length, band]);
+    line.text.push([round, values.length > 1 ? ` ± ${Number(band.toPrecision(2))}, ${values.length} seeds` : ""]);
   }
   return line;
 }
@@ -245,7 +254,7 @@ function drawCurves() {
     traces.push({ x: line.x, y: line.y, name: plain(short(label, narrow() ? 26 : 60)), mode: "lines+markers", legendgroup: String(i),
       line: { color: colour(i), width: 2, dash: DASHES[Math.floor(i / COLOURS.length) % DASHES.length] },
       marker: { symbol: MARKS[i % MARKS.length], size: line.x.length > 80 ? 3 : 6, color: colour(i) }, customdata: line.text,
-      hovertemplate: `%{fullData.name}<br>round %{customdata[0]}: %{y:.4~g}${percent ? " %" : ""} ± %{customdata[2]:.2~g}, %{customdata[1]} seed(s)<extra></extra>` });
+      hovertemplate: `%{fullData.name}<br>round %{customdata[0]}: %{y:.4~g}${percent ? " %" : ""}%{customdata[1]}<extra></extra>` });
   }
   const titles = { round: "round", bytes: "MB down and up, all clients together", seconds: "seconds" };
   const what = `${headline}, ${MEASURES[state.measure]}`;
@@ -270,13 +279,14 @@ function tableRows() {
   const columns = COLUMNS.filter(([key]) => !["seedSpread", "prior"].includes(key) || rows.some((row) => finite(row[key])));
   const form = (key, row) => (["down", "up"].includes(key) ? megabytes(row[key]) : key === "seconds" ? seconds(row[key]) : shown(row[key], row.percent));
   const higher = !rows.length || rows[0].higher;
-  const winner = { mean: best(rows, "mean", higher), prior: best(rows, "prior", higher), worst: best(rows, "worst", higher), after: best(rows, "after", higher),
-    down: best(rows, "down", false, true), up: best(rows, "up", false, true) };
+  const rivals = rivalsOf(found);
+  const winners = { mean: best(rivals, "mean", higher), prior: best(rivals, "prior", higher), worst: best(rivals, "worst", higher), after: best(rivals, "after", higher),
+    down: best(rivals, "down", false, true), up: best(rivals, "up", false, true) };
   const unit = rows.length && rows[0].percent ? " %" : "";
   const heads = ["method", "seeds", ...columns.map(([key, name]) => (key === "mean" ? `${headline}${unit}` : name))];
   const label = (row) => (row.whole ? row.label : `${row.label} (unfinished)`);
   const cells = rows.map((row) => [label(row), String(row.seeds), ...columns.map(([key]) => form(key, row))]);
-  const bold = rows.map((row) => [false, false, ...columns.map(([key]) => key in winner && row[key] === winner[key] && (row.whole || !rows.some((one) => one.whole)))]);
+  const bold = rows.map((row) => [false, false, ...columns.map(([key]) => key in winners && winners[key].includes(row.label))]);
   const raw = rows.map((row) => [label(row), row.seeds, ...columns.map(([key]) => (finite(row[key]) ? row[key] : ""))]);
   return { heads, cells, bold, raw, keys: ["method", "seeds", ...columns.map(([key]) => (key === "mean" ? headline : key))] };
 }
@@ -340,7 +350,7 @@ function drawClients() {
   const scaled = (list) => list.map((x) => (finite(x) ? x * factor : null));
   const [before, after] = [scaled(clients.before), scaled(clients.after)];
   const many = clients.name.length > 40;
-  const custom = clients.name.map((name, i) => [plain(name), clients.samples[i] ? ` (${clients.samples[i][0]} training, ${clients.samples[i][1]} ${plain(run.scored_on)} samples)` : ""]);
+  const custom = clients.name.map((name, i) => [plain(name), clients.samples[i] ? ` (${clients.samples[i][0]} training${clients.samples[i][1] ? `, ${clients.samples[i][1]} ${plain(run.scored_on)}` : ""} samples)` : ""]);
   const cats = clients.name.map(category);
   const rank = cats.map((_, i) => i + 1);
   const kind = (values, name, symbol, tint) => ({ ...(many ? { x: rank, y: values } : { x: values, y: cats }), name, mode: "markers", customdata: custom,
@@ -365,7 +375,7 @@ function drawClients() {
   const notes = [`After round ${clients.round}. The worst: ${clients.name.slice(0, 3).map((name, i) => `${short(name, 40)} (${shown(clients.before[i], run.percent)}${unit})`).join(", ")}.`];
   if (clients.name.length + clients.silent < clients.of) notes.push(`${clients.name.length} of ${clients.of} clients are shown: the worst 20, and others evenly spread.`);
   if (clients.silent) notes.push(`${plural(clients.silent, "client")} without a score.`);
-  const few = clients.samples.filter((pair) => pair && pair[1] < 10).length;
+  const few = clients.samples.filter((pair) => pair && pair[1] > 0 && pair[1] < 10).length;
   if (few) notes.push(`${plural(few, "client")} with fewer than 10 ${run.scored_on} samples: their scores are coarse.`);
   $("clients-note").textContent = notes.join(" ");
 }
