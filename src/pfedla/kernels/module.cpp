@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <new>
 #include <type_traits>
 #include <vector>
 
@@ -20,6 +21,19 @@ namespace {
 constexpr long RUN = 64;    // pixels that are summed up in single precision
 constexpr int BLOCK = 16;   // channels that lie side by side in packed weights
 constexpr int POINTS = 64;  // of a tile, in `winograd.inc`
+
+// Values that begin with a line of the cache: vectors that straddle two lines are read and written at half the speed.
+template <typename T>
+struct OnLines {
+    static constexpr std::align_val_t line{64};
+    using value_type = T;
+    T *allocate(size_t n) { return static_cast<T *>(::operator new(n * sizeof(T), line)); }
+    void deallocate(T *place, size_t) { ::operator delete(place, line); }
+    bool operator==(const OnLines &) const { return true; }
+    bool operator!=(const OnLines &) const { return false; }
+};
+
+using Floats = std::vector<float, OnLines<float>>;
 
 struct Shape {
     long n, h, w, c;
@@ -147,7 +161,7 @@ struct Norm {  // batch norm's parameters and running statistics
 void normalize(const float *x, const Shape &s, const Norm &norm, float *out, float *best, double *saved) {
     const long pixels = s.n * s.h * s.w;
     std::vector<double> found(2 * s.c);
-    std::vector<float> affine(2 * s.c);
+    Floats affine(2 * s.c);
     if (saved) {  // in training: of this batch, which the running ones follow
         loops->moments(x, pixels, s.c, &found[0], &found[s.c]);
         for (long k = 0; k < s.c; k++) {
@@ -169,11 +183,11 @@ void normalize(const float *x, const Shape &s, const Norm &norm, float *out, flo
 }
 
 // Gradients of batch norm's parameters. Returns scale, base and slope for `spread`, (3, c).
-std::vector<float> norm_gradients(const Shape &s, const float *weight, const double *saved, const float *out,
-                                  const float *best, const float *grad, float *to_weight, float *to_bias) {
+Floats norm_gradients(const Shape &s, const float *weight, const double *saved, const float *out, const float *best,
+                      const float *grad, float *to_weight, float *to_bias) {
     const double pixels = s.n * s.h * s.w, *mean = saved, *inverse = mean + s.c;
     std::vector<double> found(2 * s.c);
-    std::vector<float> affine(3 * s.c);
+    Floats affine(3 * s.c);
     loops->passed(out, best, grad, s.n * (s.h / 2) * (s.w / 2), s.c, &found[0], &found[s.c]);
     for (long k = 0; k < s.c; k++) {
         const double scale = weight[k] * inverse[k];
@@ -206,9 +220,8 @@ PyObject *norm_backward(PyObject *, PyObject *args) {
                           &to_x, &to_weight, &to_bias))
         return nullptr;
     Py_BEGIN_ALLOW_THREADS;
-    const std::vector<float> affine =
-        norm_gradients(s, at<float>(weight), at<double>(saved), at<float>(out), at<float>(best), at<float>(grad),
-                       at<float>(to_weight), at<float>(to_bias));
+    const Floats affine = norm_gradients(s, at<float>(weight), at<double>(saved), at<float>(out), at<float>(best),
+                                         at<float>(grad), at<float>(to_weight), at<float>(to_bias));
     loops->spread(at<float>(x), s, at<float>(out), at<float>(best), at<float>(grad), &affine[0], &affine[s.c],
                   &affine[2 * s.c], at<float>(to_x));
     Py_END_ALLOW_THREADS;
@@ -229,29 +242,29 @@ void packing(const Conv &s, bool by_input, const Work &work) {
 }
 
 // Weights as the loops take them: packed, and at their points where they go by tiles.
-std::vector<float> prepared(const Conv &s, bool by_input, const float *weights) {
-    std::vector<float> packed(s.weights());
+Floats prepared(const Conv &s, bool by_input, const float *weights) {
+    Floats packed(s.weights());
     packing(s, by_input, [&](long here, long there) { packed[there] = weights[here]; });
     if (!s.by_tiles()) return packed;
-    std::vector<float> points(s.at_points());
+    Floats points(s.at_points());
     loops->kernels_at_points(&packed[0], by_input ? s.c : s.out, by_input ? s.out : s.c, &points[0]);
     return points;
 }
 
-void convolve(const Conv &s, const float *x, const std::vector<float> &weights, const float *bias, float *y) {
+void convolve(const Conv &s, const float *x, const Floats &weights, const float *bias, float *y) {
     (s.by_tiles() ? loops->conv5 : loops->conv)(x, s, &weights[0], bias, y);
 }
 
 // Gradients of a convolution, added up over parts of the images.
 class Gradients {
     const Conv s;
-    const std::vector<float> weights;
-    std::vector<float> sums;  // of the weights' gradients, as the loops make them
+    const Floats weights;
+    Floats sums;  // of the weights' gradients, as the loops make them
 
  public:
     Gradients(const Conv &s, const float *weight, bool to_x)
         : s(s),
-          weights(to_x ? prepared(s, true, weight) : std::vector<float>()),
+          weights(to_x ? prepared(s, true, weight) : Floats()),
           sums(s.by_tiles() ? s.at_points() : s.weights()) {}
 
     void add(const Conv &part, const float *x, const float *dy, float *to_bias, float *to_x) {
@@ -261,9 +274,9 @@ class Gradients {
     }
 
     void write(float *to_weight) {
-        std::vector<float> found(s.by_tiles() ? s.weights() : 0);
+        Floats found(s.by_tiles() ? s.weights() : 0);
         if (s.by_tiles()) loops->kernels_back(&sums[0], s.out, s.c, &found[0]);
-        const std::vector<float> &packed = s.by_tiles() ? found : sums;
+        const Floats &packed = s.by_tiles() ? found : sums;
         packing(s, false, [&](long here, long there) { to_weight[here] = packed[there]; });
     }
 };
@@ -283,8 +296,8 @@ void in_parts(const Conv &s, const Work &work) {
 
 // Convolution, pooling and ReLU; `won`, which may be missing, keeps what gradients need.
 void convolve_and_pool(const Conv &s, const float *x, const float *weight, const float *bias, float *out, int *won) {
-    const std::vector<float> weights = prepared(s, false, weight);
-    std::vector<float> y(at_a_time(s) * s.made());
+    const Floats weights = prepared(s, false, weight);
+    Floats y(at_a_time(s) * s.made());
     in_parts(s, [&](long first, const Conv &part) {
         convolve(part, x + first * s.image(), weights, bias, &y[0]);
         for (long n = 0; n < part.n; n++)
@@ -299,7 +312,7 @@ template <typename Make>
 void convolve_back(const Conv &s, const float *x, const float *weight, float *to_x, float *to_weight, float *to_bias,
                    const Make &make) {
     Gradients gradients(s, weight, to_x);
-    std::vector<float> dy(at_a_time(s) * s.made());
+    Floats dy(at_a_time(s) * s.made());
     std::fill_n(to_bias, s.out, 0.0f);
     in_parts(s, [&](long first, const Conv &part) {
         make(first, part, &dy[0]);
