@@ -144,8 +144,8 @@ def test_the_best_is_found_over_the_seeds_that_all_have(tmp_path: Path, browser:
     assert browser.ask("[...document.querySelectorAll('#table .best')].map((it) => it.textContent)")[0] == "75.00"
     assert "Best mean score <b>of</b>75.00 %b" in text(browser, "cards")
     assert "score &lt;b&gt;of&lt;/b&gt;" in browser.ask("document.getElementById('curves').layout.yaxis.title.text")
-    lines = "document.getElementById('curves').data.filter((trace) => trace.name).map((trace) => trace.x.at(-1))"
-    assert browser.ask(lines) == [4, 6]  # where the shorter seed ends
+    ends = "document.getElementById('curves').data.filter((trace) => trace.name).map((trace) => trace.x.at(-1))"
+    assert browser.ask(ends) == [4, 6]  # where the shorter seed ends
     assert "fewer than 10" not in text(browser, "clients-note")
     assert not browser.complaints
 
