@@ -197,6 +197,7 @@ def test_cells_of_a_column_are_of_the_same_data(smoke: Places) -> None:
     other = Cell(COLUMN, Method("FedAvg", "fedavg"), 0)
     (why,) = run_all(smoke, [other])
     assert "local, seed 0, holds a run on other data than are found now" in why
+    assert run_all(smoke, [other], overwrite=True) == []
 
 
 def test_progress_of_what_is_run_anew_is_not_that_of_the_old_run(

@@ -191,7 +191,8 @@ def run_cell(
         federation = federation_of(experiment)
         if federation.note:
             tell(federation.note)
-        refuse_other_data(_given(places, cell), federation)
+        if not overwrite:  # else the first of many that are run anew would be held against the others
+            refuse_other_data(_given(places, cell), federation)
         carry_out(path, experiment, stands, federation, watch=watch, overwrite=overwrite)
     record = RunRecord(path)
     kept = kept_of(record, over_time=cell.column.name.startswith("fig"))

@@ -151,9 +151,9 @@ def _overview(run: Run, points: int) -> dict[str, Any]:
 
 def _thinned(history: list[dict[str, Any]], points: int, rounds: int) -> list[dict[str, Any]]:
     """Return about so many evaluations and the last: of seeds with as many planned rounds, of the same rounds."""
-    apart = max(1, -(-max(rounds, len(history)) // points))
     if len(history) <= points:
         return history
+    apart = -(-max(rounds, len(history)) // points)
     first = {line["round"] // apart: place for place, line in reversed(list(enumerate(history)))}
     return [history[place] for place in sorted({*first.values(), len(history) - 1})]
 
