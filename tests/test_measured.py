@@ -215,6 +215,7 @@ def test_what_the_page_says_of_fashion_mnist_over_three_seeds() -> None:
     )
     assert told[1]["scaffold"] > told[1]["local"]
     says(page, f"{apart(1, 'pfedla-x', 'local')} below Local, and {apart(2, 'pfedla-x', 'pfedhn')} below pFedHN")
+    says(page, f"is {apart(1, 'pfedme', 'local')} below Local on non-IID_1 and {apart(2, 'pfedme', 'local')} above it")
     for split in (1, 2):
         says(page, f"from {mean(names[split], 'fedrep'):.1f} to {mean(names[split], 'fedrep,body_epochs=5'):.1f}")
 
