@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -14,11 +13,6 @@ import torch
 from pfedla import cli, kernels
 from pfedla.algorithm import Algorithm
 from tests import world
-
-
-def pytest_xdist_auto_num_workers() -> int:
-    """Run one more process than there are cores: for minutes, one of them does nothing but wait for Flower's."""
-    return (os.cpu_count() or 1) + 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
