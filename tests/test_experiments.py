@@ -7,17 +7,19 @@ import subprocess
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from experiments import curvature
+from experiments import curvature, per_fedavg
 from pfedla import Regression
 from pfedla.comparison import parse_variant
 from pfedla.config import Experiment, merge, read_tables
+from pfedla.data.datasets import Dataset
 from pfedla.engine import FlatModel
 from pfedla.layers import LayerSpec
-from pfedla.training import Samples
+from pfedla.training import Samples, Task, Training
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 
@@ -75,3 +77,46 @@ def test_curvature_prints_a_line_every_few_rounds(tmp_path: Path, capsys: pytest
     assert [line.split(" | ")[0] for line in lines[2:]] == ["| 1", "| 2"]
     with pytest.raises(SystemExit, match="must be per-fedavg"):
         curvature.main([str(config), "fedavg"])
+
+
+def test_half_of_per_fedavgs_users_share_five_classes_and_the_others_hold_two_each() -> None:
+    held = [per_fedavg.holdings(user, 196) for user in range(per_fedavg.USERS)]
+    assert held[:25] == [dict.fromkeys(range(5), 196)] * 25
+    assert all(sorted(one.values()) == [98, 392] and min(one) < 5 <= max(one) for one in held[25:])
+    assert len({tuple(one) for one in held[25:]}) == 25
+
+
+def test_per_fedavgs_users_get_images_of_their_own(tmp_path: Path) -> None:
+    y = np.repeat(np.arange(10), 160)
+    x = np.arange(len(y), dtype=np.uint16).view(np.uint8).reshape(-1, 1, 1, 2)
+    dataset = Dataset("numbered", x, y, tuple(map(str, range(10))), "")
+    per_fedavg.divide(dataset, 4, 0.25, tmp_path)
+    seen: list[bytes] = []
+    for user, file in enumerate(sorted(tmp_path.iterdir())):
+        parts = np.load(file)
+        counts = per_fedavg.holdings(user, 4)
+        assert {label: int((parts["y"] == label).sum()) for label in counts} == counts
+        assert len(parts["y"]) == sum(counts.values())
+        assert set(parts["y_test"]) <= set(counts)
+        for name in ("x", "x_test"):
+            assert (y[parts[name].view(np.uint16).ravel()] == parts["y" + name[1:]]).all()
+            seen += [one.tobytes() for one in parts[name]]
+    assert len(seen) == len(set(seen))
+    with pytest.raises(SystemExit, match="numbered has too few images"):
+        per_fedavg.divide(dataset, 8, 0.25, tmp_path)
+
+
+@pytest.mark.parametrize("images", [3, 8])
+def test_every_user_takes_as_many_steps(images: int) -> None:
+    """A linear model with one weight, whose gradient on inputs of 1 and targets of 0 is 2w."""
+    module = nn.Linear(1, 1, bias=False)
+    spec, w = LayerSpec.of(module), 0.5
+    samples = Samples(torch.ones(images, 1), torch.zeros(images, 1))
+    task = Task(FlatModel(module, spec, Regression()), [samples], [0], Training(local_epochs=12, batch_size=2), 0, 1)
+    start = {key: torch.full((1, 1), w) for key in spec.read(module)}
+    beta, alpha = 0.1, 0.3
+    got = per_fedavg.Steps().send(start)
+    plain, _ = per_fedavg.FedAvgUpdate(tau=3, beta=beta).train(start, got, task)
+    assert float(next(iter(plain.values()))) == pytest.approx(w * (1 - 2 * beta) ** 3, rel=1e-5)
+    meta, _ = per_fedavg.Steps(tau=3, beta=beta, alpha=alpha).train(start, got, task)
+    assert float(next(iter(meta.values()))) == pytest.approx(w * (1 - 2 * beta * (1 - 2 * alpha)) ** 3, rel=1e-5)

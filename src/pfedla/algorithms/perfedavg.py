@@ -69,6 +69,10 @@ class PerFedAvg(FedAvg):
         """Refuse momentum."""
         training.refuse_momentum("Per-FedAvg")
 
+    def groups(self, batches: Batches) -> Iterator[list[Batch]]:
+        """Yield the batches of each step."""
+        return grouped(batches, 2 if self.variant == "fo" else 3)
+
     def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
         """Take steps w_i - β ∇F_i(w_i)."""
 
@@ -78,7 +82,7 @@ class PerFedAvg(FedAvg):
                 return model.backward(*batch).add(w, alpha=task.training.weight_decay)
 
             w, beta = model.weights.clone(), self.beta or task.training.lr
-            for group in grouped(batches, 2 if self.variant == "fo" else 3):
+            for group in self.groups(batches):
                 w.add_(meta_gradient(gradient, w, group, self.alpha, self.delta), alpha=-beta)
             model.weights.copy_(w)
 
