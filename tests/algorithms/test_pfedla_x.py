@@ -532,9 +532,21 @@ def test_the_server_knows_the_models_of_clients_that_came_late_or_forgot(name: s
     assert played.own["#rounds"].flatten().tolist() == [3, 1, 3, 2]
 
 
+@pytest.mark.parametrize(
+    "codec", [Codec("int8", "int8"), Codec("int4", "int8"), Codec("random-k", "int8", 0.1)], ids=str
+)
+@pytest.mark.parametrize("logits", ["two", "one"])
+def test_with_codecs_the_server_knows_the_clients_models_but_for_what_they_owe(codec: Codec, logits: Any) -> None:
+    played = play(setting(PFedLAX(logits=logits), "mlp", codec=codec), [[0, 1, 2], [0, 2]] * 10)
+    fleet: Any = played.fleet
+    for name in played.setting.spec.names:
+        theta, owed = played.state.members.theta[name], fleet.kept.owed[name]
+        assert owed.any()
+        torch.testing.assert_close(theta + owed, played.own[name], atol=1e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize("up", ["int8", "int4"])
 def test_with_codecs_the_server_stays_near_the_clients_models(up: Any) -> None:
-    """What is lost of a change is owed and sent later, and of older errors only a share is left."""
     codec = Codec(up=up, down="int8")
     played, plain = (play(setting(PFedLAX(), "mlp", codec=c), [[0, 1, 2], [0, 2]] * 10) for c in (codec, None))
     for name in played.setting.spec.names:

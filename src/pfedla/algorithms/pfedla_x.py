@@ -206,6 +206,11 @@ class Judged(Algorithm[State]):
         upload = self.send(change(trained, begun), examples=task.examples, path=rest.path, **shares)
         return trained | {START: a, SERVE: b, ROUNDS: rounds + 1}, upload
 
+    def still_owed(self, owed: Layers, upload: Payload) -> Layers:
+        """Return the share σ(a_i^l) of it, which is what begun misses on the server; so θ_i is the server's plus this."""
+        share = upload.values["start"]
+        return {name: rows * share[:, [upload.names.index(name)]].to(rows) for name, rows in owed.items()}
+
     def personalize(self, own: Layers, got: Payload, task: Task) -> Layers:
         """Return the served model, the client's own if it is alone; a mixture's running statistics are its own."""
         if not got.sent.any():
