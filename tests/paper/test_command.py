@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from pfedla.options import with_options
 from pfedla.paper import command
+from pfedla.paper.grid import ITEMS, METHODS, Cell, Wanted, columns_of
 
 SMOKE = ("--scale", "smoke", "--dataset", "emnist", "--workers", "0")
 
@@ -95,6 +97,25 @@ def test_options_are_named_once_however_often_a_message_is_passed_on(monkeypatch
     said = with_options("x holds another run: choose another folder (out), or overwrite it")
     assert said == "x holds another run: choose another folder, or overwrite it (--runs, --overwrite)"
     assert with_options(said) == said
+
+
+def test_time_left_is_that_of_the_cells_that_will_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds took a second each so far, and every round that is left costs the same."""
+    column = columns_of(ITEMS["table1"], Wanted("smoke", ("emnist",), (10,)))[0]
+    cells = [Cell(column, METHODS[0], seed) for seed in range(4)]  # 2 rounds each
+    now = 100.0
+    monkeypatch.setattr(command.time, "monotonic", lambda: now)
+    progress = command._Progress(Console(quiet=True), "smoke", cells, cells)
+    assert progress._time_left() == ""
+    for t in (1, 2):
+        now += 1
+        progress(cells[0], t)
+    assert progress._time_left() == ", about 6 s left"
+    progress.leave(cells[2])
+    assert progress._time_left() == ", about 4 s left"
+    now += 1
+    progress(cells[1], 1)
+    assert progress._time_left() == ", about 3 s left"
 
 
 def test_what_an_item_lacks_is_said(pfedla: Any) -> None:

@@ -172,7 +172,10 @@ def test_what_cannot_be_run_is_left_out_and_said(smoke: Places, monkeypatch: pyt
 
     monkeypatch.setattr(runs, "federation_of", refuse)
     told: list[str] = []
-    failed = run_all(smoke, [LOCAL, LOCAL._replace(seed=1)], tell=told.append)
+    gone: list[int] = []
+    cells = [LOCAL, LOCAL._replace(seed=1)]
+    failed = run_all(smoke, cells, leave=lambda cell: gone.append(cell.seed), tell=told.append)
+    assert gone == [0, 1]
     assert failed == [f"Local on {COLUMN.name}, seed 0, Local on {COLUMN.name}, seed 1: no such data"]
     assert len(told) == 2
 

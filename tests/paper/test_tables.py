@@ -114,6 +114,16 @@ def test_methods_are_compared_over_the_seeds_that_all_have(places: Places, put: 
     assert not any("best other method" in note for note in sheet.notes)
 
 
+def test_seeds_of_different_commits_or_loops_are_named(places: Places, put: Put) -> None:
+    for name, makers in {"Local": ("a", "a"), "FedAvg": ("a", "b"), "pFedLA": ("a", "a")}.items():
+        for seed, commit in enumerate(makers):
+            loop = "avx2" if (name, seed) != ("pFedLA", 1) else "avx512"
+            put(Cell(COLUMN, ROWS[name], seed), 0.5, commit=commit, compiled_loop=loop)
+    (sheet,) = table_of_methods(ITEMS["table1"], places, WANTED)
+    (said,) = (note for note in sheet.notes if "different commits" in note)
+    assert said == "FashionMNIST, 10 clients: seeds of FedAvg, pFedLA come from different commits or compiled loops."
+
+
 def test_tables_say_what_clients_keep_for_themselves(places: Places, put: Put) -> None:
     put(Cell(COLUMN, ROWS["pFedLA"], 0), 0.91, layers=["conv", "fc"], own=[[20, 40], [[0.1, 0.1], [0.2, 0.9]]])
     put(Cell(COLUMN, ROWS["pFedLA"], 1), 0.91, layers=["conv", "fc"], own=[[20, 40], [[0.1, 0.1], [0.4, 1.0]]])
@@ -131,6 +141,8 @@ def test_the_step_of_adam_is_no_rival_of_the_literal_one(places: Places, put: Pu
     text = "\n".join(sheet.notes)
     assert "Among the methods measured here, without the rows with Adam: first in 1 of 1" in text
     assert "With Adam in place of the literal step: 1 and 1 of 1." in text
+    for column in (1, 4):  # the best of all, and the best of what is counted
+        assert [row[0].text for row in sheet.rows if row[column].best] == ["pFedLA", "pFedLA, Adam"]
     put(Cell(COLUMN, ROWS["FedRep, half for the body"], 0), 0.75)  # this one is
     (sheet,) = table_of_methods(ITEMS["table1"], places, WANTED)
     assert "Among the methods measured here, without the rows with Adam: first in 0 of 1" in "\n".join(sheet.notes)

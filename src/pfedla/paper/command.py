@@ -215,7 +215,9 @@ def _run(places: Places, items: Sequence[Item], wanted: Wanted, jobs: int, overw
     try:
         with _Progress(console, places.scale, cells, to_do) as progress:
             tell = lambda text: console.print(with_options(text), markup=False, highlight=False, soft_wrap=True)  # noqa: E731
-            return run_all(places, to_do, jobs=jobs, overwrite=overwrite, report=progress, tell=tell)
+            return run_all(
+                places, to_do, jobs=jobs, overwrite=overwrite, report=progress, leave=progress.leave, tell=tell
+            )
     except KeyboardInterrupt:
         console.print(stopped(overwrite), soft_wrap=True)
         raise
@@ -225,7 +227,7 @@ class _Progress:
     """Shows how much of the grid is done, and the time left by the estimated costs and the speed so far."""
 
     def __init__(self, console: Console, scale: Scale, grid: Sequence[Cell], cells: Sequence[Cell]) -> None:
-        self._console, self._cells = console, cells
+        self._console, self._cells = console, list(cells)
         self._all, self._before = len(grid), len(grid) - len(cells)
         self._cost = {cell: seconds_of(cell, scale) for cell in cells}
         self._rounds = {cell: experiment_of(cell, scale).schedule.rounds for cell in cells}
@@ -252,6 +254,10 @@ class _Progress:
         self._bar.update(self._task, completed=done, words=text, refresh=True)
         if not self._console.is_terminal and t >= self._rounds[cell] > before:
             self._console.print(f"{done}/{self._all} {words}: done{self._time_left()}", highlight=False, soft_wrap=True)
+
+    def leave(self, cell: Cell) -> None:
+        """No longer count a cell among those to be run."""
+        self._cells.remove(cell)
 
     def _time_left(self) -> str:
         """Say how much longer it takes, as fast as it went so far."""

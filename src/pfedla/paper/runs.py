@@ -218,6 +218,7 @@ def run_all(
     jobs: int = 1,
     overwrite: bool = False,
     report: Report = lambda *_: None,
+    leave: Callable[[Cell], None] = lambda _: None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> list[str]:
     """Run cells one by one, or `jobs` at a time, each in a process; return why those that failed did.
@@ -236,6 +237,8 @@ def run_all(
         Run anew what is there already.
     report
         Called with a cell and its rounds, as they come.
+    leave
+        Called with a cell that will not be run: it failed, or another process is at it.
     tell
         Called with sentences for the user.
     """
@@ -249,11 +252,13 @@ def run_all(
 
     def fail(cell: Cell, why: str) -> None:
         failed.setdefault(why, []).append(cell)
+        leave(cell)
         tell(f"{_words(cell)} is left out: {why}")
 
     def free(cell: Cell) -> bool:
         record = RunRecord(places.folder(cell))
         if taken := record.exists and record.state == "running":
+            leave(cell)
             tell(f"{_words(cell)} is left to the process that runs it already")
         return not taken
 

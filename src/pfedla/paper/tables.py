@@ -30,6 +30,7 @@ __all__ = ["table_of_methods"]
 
 PRINTED = {"table1": TABLE1, "table2": TABLE2}
 OURS = ("pFedLA", "HeurpFedLA")
+WITH_ADAM = tuple(f"{name}, Adam" for name in OURS)
 COLUMNS = ("ours %", "paper %", "difference", "ours, class prior %")
 
 
@@ -45,7 +46,8 @@ class _Both(NamedTuple):
 def table_of_methods(item: Item, places: Places, wanted: Wanted) -> list[Sheet]:
     """Return Table 1 or 2, a sheet for each data set, and what can be counted below the last.
 
-    The best of a column are the best of all that is measured or printed, also where fewer methods are asked for.
+    The best of a column are the best of all that is measured or printed, also where fewer methods are asked for; on our
+    side, the best of the paper's methods, too, if a row with Adam is above them.
     """
     printed = PRINTED[item.name]
     by_dataset: dict[str, list[Column]] = {}
@@ -74,9 +76,13 @@ def table_of_methods(item: Item, places: Places, wanted: Wanted) -> list[Sheet]:
                 )
             groups.append(Group(heading(places, column, seeds), len(head), len(COLUMNS)))
             head += COLUMNS
-            top, top_paper = bests(compared), bests(theirs)
-            told = {name: entry.prior for name, entry in compared.items() if entry.prior is not None}
-            top_told = {name for name in told if top and told[name] == max(told.values())}
+            if mixed := [name for name, cells in found.items() if _makers(cells) > 1]:
+                uneven.append(
+                    f"{_words(column)}: seeds of {', '.join(mixed)} come from different commits or compiled loops."
+                )
+            told = {name: e._replace(mean=e.prior) for name, e in compared.items() if e.prior is not None}
+            top, top_told = (bests(some) | bests(_without(some, WITH_ADAM)) for some in (compared, told))
+            top_paper = bests(theirs)
             known = {method.name for method in shown[column]}
             for name, line in lines.items():
                 entry, paper = ours.get(name), theirs.get(name)
@@ -124,17 +130,16 @@ def _counts(item: Item, sides: Sequence[_Both]) -> list[str]:
     lines = [said + f"standard deviation of the first in {near}."]
     usable = [side for side in sides if set(OURS) <= side.ours.keys() and len(side.theirs) > len(OURS)]
     if usable:
-        adam = [f"{name}, Adam" for name in OURS]
-        ours_first, ours_near = count_first([_without(side.ours, adam) for side in usable], OURS)
+        ours_first, ours_near = count_first([_without(side.ours, WITH_ADAM) for side in usable], OURS)
         first, near = count_first([side.theirs for side in usable], OURS)
         lines.append(
             f"Among the methods measured here, without the rows with Adam: first in {ours_first} of {len(usable)} "
             f"columns, and first or within one standard deviation in {ours_near} (paper, same columns and methods: "
             f"{first} and {near})."
         )
-        both = [side.ours for side in usable if set(adam) <= side.ours.keys()]
+        both = [side.ours for side in usable if set(WITH_ADAM) <= side.ours.keys()]
         if both:
-            adam_first, adam_near = count_first([_without(ours, OURS) for ours in both], adam)
+            adam_first, adam_near = count_first([_without(ours, OURS) for ours in both], WITH_ADAM)
             lines.append(f"With Adam in place of the literal step: {adam_first} and {adam_near} of {len(both)}.")
     for column, ours, theirs, _ in sides:
         names = list(theirs)
@@ -144,6 +149,11 @@ def _counts(item: Item, sides: Sequence[_Both]) -> list[str]:
                 f"Rank correlation with the paper's order, {_words(column)}: {found:+.2f} over {len(names)} methods."
             )
     return lines
+
+
+def _makers(cells: Sequence[Summary]) -> int:
+    """Return how many commits, with their settings of the compiled loops, measured a method's seeds."""
+    return len({(cell.get("commit"), cell.get("compiled_loop")) for cell in cells})
 
 
 def _without(column: Mapping[str, Spread], names: Sequence[str]) -> dict[str, Spread]:
