@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from pfedla import kernels
 from pfedla.algorithm import Algorithm
 from pfedla.algorithms import FedAvg, FedAvgFT, Local, PFedLA, PFedLAX
 from pfedla.config import Experiment
@@ -74,7 +75,7 @@ def measure(experiment: Experiment, methods: Sequence[str], newcomers: int, grad
                 for i in left_out
             ]
             scores = {str(t): round(float(np.mean([x.history[t][headline] for x in found])), 4) for t in ROUNDS}
-            rows.append({"method": label, "commit": commit(), **scores})
+            rows.append({"method": label, "commit": commit(), "compiled_loop": kernels.level(), **scores})
     return rows
 
 

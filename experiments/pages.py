@@ -9,7 +9,7 @@ A table stands in a page between two comments, of which the first is the command
 `python -m experiments.newcomers --json results/newcomers.json`.
 
 A test runs the same and compares. Pictures of the paper's figures, `docs/images/paper-NAME.png`, are what
-`pfedla paper NAME --print --draw` draws; they are drawn anew, too.
+`pfedla paper NAME --print --draw` draws; they are drawn anew, too, and so is that of `pfedla groups`.
 """
 
 from __future__ import annotations
@@ -57,11 +57,13 @@ def pictures() -> dict[str, Path]:
 
 
 def draw() -> None:
-    """Draw the pictures of the paper's figures anew."""
+    """Draw the pictures of the paper's figures and of where clients differ anew."""
     with tempfile.TemporaryDirectory() as folder:
         printed(f"paper fig1 fig5 fig6 fig7 --print --results results/paper --draw {shlex.quote(folder)}")
         for name, path in pictures().items():
             shutil.copy(Path(folder) / f"{name}.png", path)
+    found = " ".join(f"results/where-fashion-mnist-{shift}.json" for shift in ("labels", "inputs"))
+    printed(f"groups {found} --out docs/images/where-fashion-mnist.png")
 
 
 if __name__ == "__main__":

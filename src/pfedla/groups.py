@@ -88,7 +88,8 @@ def _measure(path: Path) -> dict[str, Any] | None:
     if known is None or result.alpha is None:
         return None
     label = re.sub(r"-seed\d+$", "", path.resolve().name)
-    about = {"label": label, "algorithm": result.summary["algorithm"], "seed": result.summary["seed"]}
+    known_by = ("algorithm", "seed", "commit", "compiled_loop")
+    about = {"label": label, **{key: result.summary.get(key) for key in known_by}}
     rounds, layers = result.diagnostics["round"], result.ledger.layers
     return about | measured(result.alpha, rounds, layers, np.array(known))
 

@@ -180,7 +180,6 @@ def _draw_evolution(places: Places, column: Column, method: Method, cell: Summar
         axis.set_xlim(0, rounds.max())
         if place + across >= len(layers):  # nothing is below it
             axis.tick_params(labelbottom=True)
-        if place >= across * (down - 1):
             axis.set_xlabel("round", fontsize=8, color=_INK)
     for row in axes:
         row[0].set_ylabel("weight", fontsize=8, color=_INK)
@@ -225,7 +224,9 @@ def _draw_heat_maps(places: Places, method: Method, parts: Sequence[tuple[Column
 def _draw_layers(places: Places, method: Method, parts: Sequence[tuple[Column, Summary]]) -> Canvas:
     """Figure 7: the target's weights by layer, for itself and for each of the others."""
     ordered = sorted(parts, key=lambda part: list(LARGEST).index(part[0].place.dataset))
-    below = f"Client 0's final weights for every client in %, its own framed. Scale {places.scale}"
+    below = (
+        f"Client 0's final weights for every client in %, shaded by their root, its own framed. Scale {places.scale}"
+    )
     canvas = _canvas(2.9, f"Weights of the target client by layer ({method.name})", below)
     axes = canvas.subplots(1, len(ordered), squeeze=False)
     for (column, cell), axis in zip(ordered, axes.flat, strict=True):

@@ -209,20 +209,22 @@ def _ratio(pair: float | None) -> str:
 def draw_groups(path: Path, runs: Sequence[Mapping[str, Any]]) -> None:
     """Draw for each method the shares of weight in each layer at the end, and how well groups are found over rounds."""
     labels = list(dict.fromkeys(run["label"] for run in runs))
-    tall = max(2.2, 0.34 * max(len(run["layers"]) for run in runs) + 1.2)
-    figure = Figure(figsize=(11.5, tall * len(labels) + 0.9), dpi=110, layout="constrained")
+    tall = max(1.7, 0.24 * max(len(run["layers"]) for run in runs) + 0.8)
+    figure = Figure(figsize=(8.0, tall * len(labels) + 0.7), dpi=200, layout="constrained")
     figure.suptitle(
-        "Where clients differ: weights by hidden group, layer by layer", color=_INK, fontsize=12, weight="bold"
+        "Where clients differ: weights by hidden group, layer by layer", color=_INK, fontsize=11, weight="bold"
     )
     axes = figure.subplots(len(labels), 2, squeeze=False, width_ratios=(1.0, 1.15))
     for (left, right), label in zip(axes, labels, strict=True):
         mine = [run for run in runs if run["label"] == label]
-        left.set_title(label, fontsize=10, color=_INK, loc="left")
+        left.set_title(label, fontsize=9, color=_INK, loc="left").set_in_layout(False)  # it may reach over the other
         _draw_shares(left, mine)
         _draw_index(right, mine)
         for axis in (left, right):
             axis.tick_params(length=0, labelsize=8, colors=_FAINT)
         left.tick_params(axis="y", colors=_INK, labelsize=8.5)
+    for axis in axes[:-1].flat:
+        axis.set_xlabel("")  # said below the last
     axes[0, 0].legend(fontsize=7.5, ncols=3, frameon=False, loc="lower left", bbox_to_anchor=(-0.02, 1.1))
     figure.savefig(path)
 
@@ -242,7 +244,7 @@ def _draw_shares(axis: Axes, runs: Sequence[Mapping[str, Any]]) -> None:
     axis.set_yticks(places, layers)
     axis.set_ylim(len(layers) - 0.5, -0.5)
     axis.set_xlim(0, 1)
-    words = "share of weight after the last round (dotted: even); x: one of the group / one of another"
+    words = "share of weight at the end (dotted: even)\nx: one of the group / one of another"
     axis.set_xlabel(words, fontsize=8, color=_FAINT)
     axis.spines[["top", "right"]].set_visible(False)
 
@@ -261,6 +263,6 @@ def _draw_index(axis: Axes, runs: Sequence[Mapping[str, Any]]) -> None:
     axis.set_xticks(np.arange(len(rounds))[::every], rounds[::every])
     axis.yaxis.tick_right()
     axis.set_yticks(np.arange(len(chance)), [f"chance {value:.2f}" for value in chance])
-    words = "round: groups found (ARI); after the last, 95 % of guesses do not exceed chance"
+    words = "round: groups found (ARI)\nat the end, 95 % of guesses do not exceed chance"
     axis.set_xlabel(words, fontsize=8, color=_FAINT)
     axis.spines[:].set_visible(False)
