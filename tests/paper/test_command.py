@@ -104,7 +104,7 @@ def test_time_left_is_that_of_the_cells_that_will_be_run(monkeypatch: pytest.Mon
     column = columns_of(ITEMS["table1"], Wanted("smoke", ("emnist",), (10,)))[0]
     cells = [Cell(column, METHODS[0], seed) for seed in range(4)]  # 2 rounds each
     now = 100.0
-    monkeypatch.setattr(command.time, "monotonic", lambda: now)
+    monkeypatch.setattr("pfedla.paper.command.time.monotonic", lambda: now)
     progress = command._Progress(Console(quiet=True), "smoke", cells, cells)
     assert progress._time_left() == ""
     for t in (1, 2):

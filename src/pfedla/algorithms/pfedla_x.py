@@ -207,7 +207,7 @@ class Judged(Algorithm[State]):
         return trained | {START: a, SERVE: b, ROUNDS: rounds + 1}, upload
 
     def still_owed(self, owed: Layers, upload: Payload) -> Layers:
-        """Return the share σ(a_i^l) of it, which is what begun misses on the server; so θ_i is the server's plus this."""
+        """Return the share σ(a_i^l) of it that the server's begun misses: θ_i stays the server's plus what is owed."""
         share = upload.values["start"]
         return {name: rows * share[:, [upload.names.index(name)]].to(rows) for name, rows in owed.items()}
 
