@@ -5,8 +5,8 @@ A table stands in a page between two comments, of which the first is the command
     <!-- pfedla table results/demo.json --value headline --value worst -->
     <!-- end -->
 
-`pfedla paper NAME --print --results results/paper` stands in a page in the same way, and the table of newcomers as
-`python -m experiments.newcomers --json results/newcomers.json`.
+`pfedla paper NAME --print --results results/paper` stands in a page in the same way, and so do the tables of
+`python -m experiments.newcomers --json results/newcomers.json` and of `experiments.samples`.
 
 A test runs the same and compares. Pictures of the paper's figures, `docs/images/paper-NAME.png`, are what
 `pfedla paper NAME --print --draw` draws; they are drawn anew, too, and so is that of `pfedla groups`.
@@ -20,23 +20,30 @@ import re
 import shlex
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from click.testing import CliRunner
 
-from experiments.newcomers import table
+from experiments import newcomers, samples
 from pfedla.cli import cli
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "results" / "README.md")
-NEWCOMERS = re.compile(r"(<!-- python -m experiments.newcomers --json (\S+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
+SCRIPTS: dict[str, Callable[[Any], str]] = {"newcomers": newcomers.table, "samples": samples.table}
+SCRIPT = re.compile(
+    r"(<!-- python -m experiments\.(\w+) --json (\S+)(?: --print)? -->\n).*?(<!-- end -->\n)", re.DOTALL
+)
 TABLE = re.compile(r"(<!-- pfedla ((?:table|groups|paper) [^>]*?) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 
 
 def written(text: str) -> str:
     """Return a page with its tables printed anew."""
     text = TABLE.sub(lambda found: found[1] + printed(found[2]) + found[3], text)
-    return NEWCOMERS.sub(lambda found: found[1] + table(json.loads((ROOT / found[2]).read_text())) + found[3], text)
+    return SCRIPT.sub(
+        lambda found: found[1] + SCRIPTS[found[2]](json.loads((ROOT / found[3]).read_text())) + found[4], text
+    )
 
 
 def printed(command: str) -> str:

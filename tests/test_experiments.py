@@ -6,18 +6,21 @@ import os
 import subprocess
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from experiments import curvature, per_fedavg
+from experiments import curvature, per_fedavg, samples
 from pfedla import Regression
 from pfedla.comparison import parse_variant
 from pfedla.config import Experiment, merge, read_tables
 from pfedla.data.datasets import Dataset
 from pfedla.engine import FlatModel
+from pfedla.errors import ConfigError
 from pfedla.layers import LayerSpec
 from pfedla.training import Samples, Task, Training
 
@@ -120,3 +123,23 @@ def test_every_user_takes_as_many_steps(images: int) -> None:
     assert float(next(iter(plain.values()))) == pytest.approx(w * (1 - 2 * beta) ** 3, rel=1e-5)
     meta, _ = per_fedavg.Steps(tau=3, beta=beta, alpha=alpha).train(start, got, task)
     assert float(next(iter(meta.values()))) == pytest.approx(w * (1 - 2 * beta * (1 - 2 * alpha)) ** 3, rel=1e-5)
+
+
+def test_any_number_of_samples_gets_as_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = set[tuple[str, int]]()
+
+    def run(experiment: Experiment) -> Any:
+        data, schedule = experiment.data, experiment.schedule
+        passes.add((data.dataset, data.samples_per_client * schedule.rounds))
+        assert (data.test_samples_per_client, schedule.eval_every) == (300, schedule.rounds)
+        if data.samples_per_client == 60:
+            raise ConfigError("too few")
+        return SimpleNamespace(summary={"accuracy_mean": 0.5, "commit": "abc", "compiled_loop": "avx2"})
+
+    monkeypatch.setattr(samples, "run_experiment", run)
+    found = [samples.measure(column, size, {}) for column, _ in samples.columns() for size in samples.SIZES]
+    assert len(found) == 8 * len(samples.SIZES)
+    wanted = {"emnist-digits": 12000, "fashion-mnist": 12000, "cifar10": 4000, "cifar100": 4000}
+    assert all(abs(count - wanted[dataset]) <= 60 for dataset, count in passes)
+    assert "| cifar100-10-non-iid-2 | - | 50.00 | 50.00 | 50.00 | 26.29 |" in samples.table(found)
+    assert "| cifar10-10-non-iid-1 | - | - | - | - | 59.44 |" in samples.table([])

@@ -23,6 +23,7 @@ __all__ = ["Drawing", "drawings_of", "in_percent", "save"]
 
 LAYER_OF_FIG6 = {"EMNIST": "fc1", "FashionMNIST": "fc1", "CIFAR10": "fc3", "CIFAR100": "fc3"}  # the paper's choice
 WIDTH = 7.0  # inches: the text of a page
+LEAST_SPAN = 20  # points of accuracy on an axis, so that noise looks like noise
 
 _INK, _FAINT, _GRID = "#22303c", "#5d6b77", "#dde3e8"
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#7f7f7f")  # told apart by everybody, and by their lines in grey print
@@ -140,6 +141,8 @@ def _draw_toy(places: Places, column: Column, found: dict[str, list[Summary]]) -
         rounds, _, first = cells[0]["curve"]
         style: dict[str, Any] = {"color": _COLOURS[place], "linestyle": _LINES[place], "marker": _MARKS[place]}
         left.plot(rounds, 100 * np.asarray(first), label=name, linewidth=1.5, markersize=3, **style)
+    low, high = left.get_ylim()
+    left.set_ylim(min(low, (low + high) / 2 - LEAST_SPAN / 2), max(high, (low + high) / 2 + LEAST_SPAN / 2))
     left.set_xlabel("round", fontsize=8, color=_INK)
     left.legend(frameon=False, fontsize=8, labelcolor=_INK)
     layer, model = (found[method.name][0] for method in SIMILARITY)
