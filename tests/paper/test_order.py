@@ -95,3 +95,12 @@ def test_orders_that_stay_are_said_to(places: Places, put: Callable[..., None]) 
     (sheet,) = order_by_rounds(ROUNDS, places, WANTED)
     assert sheet.notes[1] == "Rounds 60 and 600: rank correlation +1.00 over 3 methods; no two methods change places."
     assert order_by_rounds(ROUNDS, places, WANTED._replace(algorithms=("local",))) == []  # nothing to compare
+
+
+def test_test_losses_are_told_where_they_are_known(places: Places, put: Callable[..., None]) -> None:
+    for seed, losses in enumerate(([1.5, 1.0, 2.0], [1.5, 2.0, 4.0])):
+        put(Cell(COLUMN, ROWS["Local"], seed), 0.5, curve=[[20, 40, 60], [0.5] * 3, [0.5] * 3], losses=losses)
+        put(Cell(COLUMN, ROWS["FedAvg"], seed), 0.6, curve=[[20, 40, 60], [0.6] * 3, [0.6] * 3])
+    notes = order_by_rounds(ROUNDS, places, WANTED)[0].notes
+    (said,) = (note for note in notes if "loss" in note)
+    assert said == "Mean test loss, lowest and last: Local 1.50 in round 20, 3.00 in round 60."

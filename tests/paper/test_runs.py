@@ -47,6 +47,7 @@ def test_a_finished_cell_outlives_its_run_and_is_never_run_again(
     np.testing.assert_allclose(
         kept["curve"][2], [line["clients"]["accuracy"][0] for line in record.history()], atol=1e-5
     )
+    np.testing.assert_allclose(kept["losses"], [line["loss_mean"] for line in record.history()], atol=1e-5)
     np.testing.assert_allclose(kept["alpha"], record.diagnostics()["alpha"][-1], atol=1e-5)
     rounds, own = kept["own"]
     alpha = record.diagnostics()["alpha"]  # (records, clients, layers, clients)

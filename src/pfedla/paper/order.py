@@ -77,6 +77,8 @@ def _sheet(item: Item, places: Places, column: Column, curves: Curves, found: Ma
     known = [name for name in names if column.place in printed.get(name, ())]
     paper = [printed[name][column.place].mean for name in known]
     notes += [f"{name}, clients' weights for themselves: {said}." for name in names if (said := _own(found[name], at))]
+    if losses := [f"{name} {said}" for name in names if (said := _losses(found[name]))]:
+        notes.append(f"Mean test loss, lowest and last: {'; '.join(losses)}.")
     alike = [(t, spearman([curves[name][t] for name in known], paper)) for t in at]
     if correlations := [f"{rho:+.2f} in round {t}" for t, rho in alike if rho is not None]:
         notes.append(f"Rank correlation with the paper's order: {', '.join(correlations)}, over {len(known)} methods.")
@@ -99,6 +101,15 @@ def _own(cells: Sequence[Summary], at: Sequence[int]) -> str:
             weights = dict(zip(cells[0]["layers"], np.mean(known, 0), strict=True))
             said.append(f"round {t} {by_layer(weights)}")
     return "; ".join(said)
+
+
+def _losses(cells: Sequence[Summary]) -> str:
+    """Say when the test loss was lowest, and what it came to; nothing where it is not known."""
+    if not cells or any("losses" not in cell for cell in cells):
+        return ""
+    rounds, losses = cells[0]["curve"][0], np.mean([cell["losses"] for cell in cells], axis=0)
+    lowest = int(losses.argmin())
+    return f"{losses[lowest]:.2f} in round {rounds[lowest]}, {losses[-1]:.2f} in round {rounds[-1]}"
 
 
 def _compared(curves: Curves, before: int, after: int) -> str:

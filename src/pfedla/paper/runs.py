@@ -137,10 +137,10 @@ def left(places: Places, cells: Sequence[Cell], *, overwrite: bool = False) -> l
 def kept_of(record: RunRecord, *, over_time: bool) -> Summary:
     """Return what is kept of a run beside its final figures.
 
-    `curve`: rounds, mean accuracy, and the first client's; `retained`: the share of downloads that each layer was left
-    out of; `retained_changes`: the share of downloads that left out other layers than the client's last one; `alpha`:
-    the final weights, if the clients are few; `alpha_over_time`: the first client's; `own`: rounds, and clients'
-    weights for themselves, by layer.
+    `curve`: rounds, mean accuracy, and the first client's; `losses`: mean test losses in the same rounds; `retained`:
+    the share of downloads that each layer was left out of; `retained_changes`: the share of downloads that left out
+    other layers than the client's last one; `alpha`: the final weights, if the clients are few; `alpha_over_time`: the
+    first client's; `own`: rounds, and clients' weights for themselves, by layer.
     """
     history, found = record.history(), record.diagnostics()
     kept: Summary = {
@@ -148,7 +148,8 @@ def kept_of(record: RunRecord, *, over_time: bool) -> Summary:
             [line["round"] for line in history],
             [_rounded(line["accuracy_mean"]) for line in history],
             [_rounded(line["clients"]["accuracy"][0]) for line in history],
-        ]
+        ],
+        "losses": [_rounded(line["loss_mean"]) for line in history],
     }
     if LAYERS in found:
         kept["layers"] = [str(name) for name in found[LAYERS]]
