@@ -17,7 +17,7 @@ from pfedla.paper.figures import by_chance, falls_with_distance, order_holds, pe
 
 ROOT = Path(__file__).parent.parent
 COLUMNS = ("cifar10-non-iid-1", "cifar10-non-iid-2", "fashion-mnist-non-iid-1", "fashion-mnist-non-iid-2")
-EARLIER = ("cifar10-non-iid-1", "cifar10-statistics-own", "peers-100", "step-*")
+EARLIER = ("cifar10-non-iid-1", "cifar10-statistics-own", "peers-100", "scale", "step-*")
 
 
 def rows(name: str) -> list[dict[str, Any]]:
@@ -355,19 +355,25 @@ def test_what_the_pages_say_of_pfedla_x_in_the_papers_columns() -> None:
 
 
 def test_the_runs_of_a_method_are_of_one_commit_and_one_setting_of_the_compiled_loop() -> None:
-    """Files of earlier versions named neither: they are listed here, and their pages say what they are."""
+    """Files of earlier versions name neither: results/README.md says which commit added them."""
     earlier = {path for pattern in EARLIER for path in (ROOT / "results").glob(f"{pattern}.json")}
-    commands = [match[2] for page in pages.PAGES for match in pages.TABLE.finditer(page.read_text())]
-    shown = {word for command in commands if command.startswith("table") for word in command.split()}
-    files = {path for word in shown if word.endswith(".json") for path in ROOT.glob(word)} - earlier
-    assert len(files) > 10
+    listed = (ROOT / "results" / "README.md").read_text().splitlines()
+    for path in earlier:
+        (line,) = (line for line in listed if f"`{path.name}`" in line.partition(" | ")[0])
+        assert re.search(r"added by commit [0-9a-f]{7}\b", line), path.name
+    files = set((ROOT / "results").rglob("*.json")) - earlier - {ROOT / "results" / "benchmarks.json"}
+    assert len(files) > 40
     for path in files:
+        found = json.loads(path.read_text())
+        runs = found if isinstance(found, list) else [row for one in found.values() for row in one["rows"]]
         by_method: dict[str, set[tuple[str, str]]] = {}
-        for row in json.loads(path.read_text()):
-            by_method.setdefault(row["label"], set()).add((row["commit"], row["compiled_loop"]))
-        for label, found in by_method.items():
-            assert len(found) == 1, (path.name, label, found)
-            assert all(None not in one and "dirty" not in one[0] for one in found), (path.name, label, found)
+        for row in runs:
+            if "why_not" not in row:
+                makers = by_method.setdefault(row.get("label") or row.get("method", ""), set())
+                makers.add((row["commit"], row["compiled_loop"]))
+        for label, makers in by_method.items():
+            assert len(makers) == 1, (path.name, label, makers)
+            assert all(None not in one and "dirty" not in one[0] for one in makers), (path.name, label, makers)
 
 
 def test_what_the_page_says_of_both_ends_with_differing_inputs() -> None:

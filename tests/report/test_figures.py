@@ -24,7 +24,7 @@ def call(*words: object) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_is_drawn(tmp_path: Path, kind: str) -> None:
     for seed in (0, 1):
-        made(tmp_path / "runs" / f"pfedla-seed{seed}", seed=seed)
+        made(tmp_path / "runs" / f"pfedla-seed{seed}", seed=seed, retained=True)
     made(tmp_path / "runs" / "$_{", names=["$\\x$", *"abcde"], weights=False)
     of = (
         tmp_path / "runs"
@@ -56,6 +56,8 @@ def test_what_cannot_be_drawn_is_said_in_one_line(tmp_path: Path) -> None:
         call(tmp_path / "runs", "--kind", "clients", "-o", tmp_path / "fig.png")
     with pytest.raises(RunError, match="a-seed0 has no weights to draw"):
         call(one, "--kind", "weights", "-o", tmp_path / "fig.png")
+    with pytest.raises(RunError, match="a-seed0 has no retained layers to draw"):
+        call(one, "--kind", "retained", "-o", tmp_path / "fig.png")
     create(tmp_path / "begun", names=["a"]).release()
     with pytest.raises(RunError, match="none of these runs has been evaluated yet"):
         call(tmp_path / "begun", "-o", tmp_path / "fig.png")

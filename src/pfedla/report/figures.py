@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from pfedla.errors import ConfigError, RunError
 from pfedla.report.federation import draw_federation
 from pfedla.report.runs import Run, spread
-from pfedla.report.weights import MOST, draw_weights
+from pfedla.report.weights import MOST, draw_retained, draw_weights
 from pfedla.result import Result
 
 __all__ = ["KINDS", "draw", "prepare_picture"]
@@ -137,15 +137,26 @@ def _clients(runs: Sequence[Run], path: Path, width: float) -> None:
 def _weights(runs: Sequence[Run], path: Path, width: float) -> None:  # noqa: ARG001 (as large as its panels)
     """Draw the weights at the latest record."""
     (run,) = runs
-    ledger, diagnostics = run.record.so_far()
-    if ledger is None or "alpha" not in diagnostics:
-        raise RunError(f"{run.name} has no weights to draw: its method learns none, or has written no checkpoint yet")
+    result = _learned(run, "alpha", "weights to draw: its method learns none")
     if len(run.names) > MOST:
         raise RunError(f"{run.name} has {len(run.names):,} clients: a picture of weights can hold {MOST:,}")
-    result = Result({}, [], diagnostics, ledger, tuple(run.names), None, None, dict)
-    title = f"Who learns from whom: {run.algorithm} after round {int(diagnostics['round'][-1])}"
+    title = f"Who learns from whom: {run.algorithm} after round {int(result.diagnostics['round'][-1])}"
     assert result.final_alpha is not None
-    draw_weights(path, result.final_alpha, ledger.layers, title, run.groups())
+    draw_weights(path, result.final_alpha, result.ledger.layers, title, run.groups())
+
+
+def _retained(runs: Sequence[Run], path: Path, width: float) -> None:  # noqa: ARG001 (as large as its panel)
+    """Draw which layers stay at the clients over the rounds."""
+    (run,) = runs
+    draw_retained(path, _learned(run, "retained", "retained layers to draw: its method retains none"), run.algorithm)
+
+
+def _learned(run: Run, name: str, what: str) -> Result:
+    """Return what a run has recorded over its rounds so far, if something of that name is among it."""
+    ledger, diagnostics = run.record.so_far()
+    if ledger is None or name not in diagnostics:
+        raise RunError(f"{run.name} has no {what}, or has written no checkpoint yet")
+    return Result({}, [], diagnostics, ledger, tuple(run.names), None, None, dict)
 
 
 def _federation(runs: Sequence[Run], path: Path, width: float) -> None:  # noqa: ARG001 (as large as its cells)
@@ -169,6 +180,7 @@ KINDS: dict[str, Callable[[Sequence[Run], Path, float], None]] = {
     "bytes": _bytes,
     "clients": _clients,
     "weights": _weights,
+    "retained": _retained,
     "federation": _federation,
 }
-ALONE = ("clients", "weights")
+ALONE = ("clients", "retained", "weights")

@@ -115,7 +115,7 @@ def draw_retained(path: Path, result: Result, method: str) -> None:
     rounds, retained = result.diagnostics["round"], result.diagnostics["retained"]
     share, layers = retained.mean(1).T, result.ledger.layers  # (layers, records)
     height = 0.32 * len(layers) + 1.6
-    figure = Figure(figsize=(min(4 + 0.18 * len(rounds), 11), height), dpi=110, layout="constrained")
+    figure = Figure(figsize=(min(4 + 0.18 * len(rounds), 8), height), dpi=200, layout="constrained")
     axis = figure.subplots()
     edges = np.concatenate([[2 * rounds[0] - rounds[1]] if len(rounds) > 1 else [rounds[0] - 1], rounds])  # up to each
     mesh = axis.pcolormesh(edges, np.arange(len(layers) + 1), share, cmap=_SHADES, vmin=0, vmax=1)
