@@ -18,7 +18,7 @@ from pfedla.paper.grid import METHODS
 
 ROOT = Path(__file__).parent.parent
 COLUMNS = ("cifar10-non-iid-1", "cifar10-non-iid-2", "fashion-mnist-non-iid-1", "fashion-mnist-non-iid-2")
-EARLIER = ("cifar10-non-iid-1", "cifar10-statistics-own", "peers-100", "scale", "step-*")
+EARLIER = ("cifar10-non-iid-1", "cifar10-statistics-own", "newcomers", "peers-100", "scale", "step-*")
 
 
 def rows(name: str) -> list[dict[str, Any]]:
@@ -347,12 +347,12 @@ def test_what_the_pages_say_of_pfedla_x_in_the_papers_columns() -> None:
     assert min(leads) > 0
     says("docs/paper.md", text)
     fedavg = cell("cifar10-10-non-iid-2", "FedAvg")
-    falls = f"so does FedAvg, from {100 * at_round(fedavg['curve'], 20):.2f} to {100 * fedavg['accuracy_mean']:.2f}"
-    says("docs/paper.md", falls)
+    falls = [100 * value for value in (at_round(fedavg["curve"], 20), fedavg["accuracy_mean"])]
+    says("docs/paper.md", "so does FedAvg, from {:.2f} in round 20 to {:.2f}".format(*falls))
+    assert fedavg["losses"][-1] - fedavg["losses"][0] == pytest.approx(1, abs=0.05)
     (run,) = rows("beyond-cifar10-10-non-iid-2")
-    assert run["best_round"] == 20
     best, last = (100 * run[key] for key in ("best_round_accuracy_mean", "accuracy_mean"))
-    says("docs/paper.md", f"it falls from {best:.2f} in round 20 to {last:.2f}")
+    says("docs/paper.md", f"it falls from {best:.2f} in round {run['best_round']} to {last:.2f}")
 
 
 def test_the_runs_of_a_method_are_of_one_commit_and_one_setting_of_the_compiled_loop() -> None:
@@ -527,6 +527,23 @@ def test_what_the_page_says_of_figure_1() -> None:
         "docs/reproduction.md",
         "except `bn2`, which all six clients share evenly, and `fc3` of two of them, which is pooled",
     )
+    first = [100 * runs[f"similarity-{part}"]["curve"][2][-1] for part in ("layer", "model")]
+    says("docs/reproduction.md", "is then at {:.2f} layer-wise and {:.2f} model-wise".format(*first))
+    one, other = (mean("fig1-temperature", f"similarity-{part},temperature=0.1") for part in ("layer", "model"))
+    says("docs/reproduction.md", f"layer-wise is {one - other:.1f} points above model-wise for the mean client")
+    warm = {row["label"]: row for row in rows("fig1-temperature")}
+    one, other = (warm[f"similarity-{part},temperature=0.1"] for part in ("layer", "model"))
+    says("docs/reproduction.md", f"and {100 * (one['curve'][2][-1] - other['curve'][2][-1]):.1f} for client 0.")
+    threes = ((0, 1, 2), (3, 4, 5))
+    for run, pooled in ((one, ("fc2", "fc3")), (other, other["layers"])):
+        alpha = np.asarray(run["alpha"])  # (clients, layers, clients)
+        for place, layer in enumerate(run["layers"]):
+            own = alpha[np.arange(6), place, np.arange(6)]
+            if layer in pooled:
+                assert all(alpha[np.ix_(some, [place], some)].sum(-1).min() > 0.95 for some in threes)
+                assert own.max() < 0.4
+            elif layer.startswith("conv"):
+                assert own.min() > 0.99
 
 
 STEPS = {
