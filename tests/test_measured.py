@@ -532,10 +532,10 @@ def test_what_the_page_says_of_figure_1() -> None:
     one, other = (mean("fig1-temperature", f"similarity-{part},temperature=0.1") for part in ("layer", "model"))
     says("docs/reproduction.md", f"layer-wise is {one - other:.1f} points above model-wise for the mean client")
     warm = {row["label"]: row for row in rows("fig1-temperature")}
-    one, other = (warm[f"similarity-{part},temperature=0.1"] for part in ("layer", "model"))
-    says("docs/reproduction.md", f"and {100 * (one['curve'][2][-1] - other['curve'][2][-1]):.1f} for client 0.")
+    layers, models = (warm[f"similarity-{part},temperature=0.1"] for part in ("layer", "model"))
+    says("docs/reproduction.md", f"and {100 * (layers['curve'][2][-1] - models['curve'][2][-1]):.1f} for client 0.")
     threes = ((0, 1, 2), (3, 4, 5))
-    for run, pooled in ((one, ("fc2", "fc3")), (other, other["layers"])):
+    for run, pooled in ((layers, ("fc2", "fc3")), (models, models["layers"])):
         alpha = np.asarray(run["alpha"])  # (clients, layers, clients)
         for place, layer in enumerate(run["layers"]):
             own = alpha[np.arange(6), place, np.arange(6)]
