@@ -8,8 +8,8 @@ the users' data, the second runs the methods:
 
     python -m experiments.per_fedavg cifar10 runs/users-cifar10
     pfedla compare experiments/per-fedavg.toml --folder runs/users-cifar10 \
-        -a experiments.per_fedavg:Steps,tau=4,alpha=0.01 -a experiments.per_fedavg:Steps,tau=4,alpha=0.01,variant=hf \
-        -a experiments.per_fedavg:FedAvgUpdate,tau=4,alpha=0.01
+        -a experiments.per_fedavg:Steps,tau=10,alpha=0.01 -a experiments.per_fedavg:Steps,tau=10,alpha=0.01,variant=hf \
+        -a experiments.per_fedavg:FedAvgUpdate,tau=10,alpha=0.01
 """
 
 from __future__ import annotations

@@ -492,6 +492,16 @@ def test_what_the_page_says_of_folded_batch_norms() -> None:
     says("docs/paper.md", f"{folded:.2f} against {apart:.2f} on CIFAR-10, non-IID_1, 60 rounds, the printed step")
 
 
+def test_what_the_page_says_of_per_fedavg_in_its_authors_federation() -> None:
+    name, steps = "per-fedavg-authors-cifar10", "experiments.per_fedavg.{},tau=10,alpha=0.01"
+    plain = steps.format("FedAvgUpdate")
+    first, free = (gap(name, steps.format("Steps") + variant, plain) for variant in ("", ",variant=hf"))
+    text = f"the first-order variant is {first:.1f} points and the Hessian-free one {free:.1f} above `FedAvgUpdate`"
+    says("docs/algorithms.md", text)
+    told = [row["accuracy_class_prior"] for row in rows(name) if row["label"].startswith(steps.partition("{")[0])]
+    assert mean(name, plain, "accuracy_class_prior") == 100 * max(told)
+
+
 def test_what_the_page_says_of_curvature() -> None:
     """Of Per-FedAvg, α = 0.01 first, then 0.001: {round: largest curvature, accuracy before the step, after it}."""
     tables = (ROOT / "results" / "curvature.md").read_text().split("| round |")[1:]
