@@ -355,15 +355,15 @@ def test_comparisons_of_one_name_are_told_apart(pfedla: Any) -> None:
 
 
 def test_a_split_of_ones_own_keeps_its_name(pfedla: Any) -> None:
-    Path("mine.py").write_text(
+    Path("splits_of_mine.py").write_text(
         "from dataclasses import dataclass\nfrom pfedla.data.splits import NonIID1\n\n"
         "@dataclass(frozen=True)\nclass Mine(NonIID1):\n    pass\n"
     )
-    assert pfedla("run", *SMALL, "--split", "mine:Mine", "--out", "one")[0] == 0
-    assert '"mine:Mine"' in Path("one/config.toml").read_text()
-    code, out, _ = pfedla("data", "show", "--split", "mine:Mine", "--clients", "4")
+    assert pfedla("run", *SMALL, "--split", "splits_of_mine:Mine", "--out", "one")[0] == 0
+    assert '"splits_of_mine:Mine"' in Path("one/config.toml").read_text()
+    code, out, _ = pfedla("data", "show", "--split", "splits_of_mine:Mine", "--clients", "4")
     assert code == 0
-    assert "mine:Mine" in out
+    assert "splits_of_mine:Mine" in out
 
 
 def test_rounds_that_are_no_number_are_refused_on_resuming(pfedla: Any) -> None:
