@@ -677,6 +677,13 @@ def lowest(run: dict[str, Any]) -> int:
     return t
 
 
+def test_what_the_page_says_of_600_rounds() -> None:
+    found = {row["label"]: 100 * row["accuracy_mean"] for row in rows("paper/paper/fashion-mnist-10-non-iid-2")}
+    assert found.keys() == {STEPS["pFedLA"], "fedavg"}
+    text = f"nothing has changed: {found[STEPS['pFedLA']]:.2f} and {found['fedavg']:.2f} (these two methods alone"
+    says("docs/paper.md", text)
+
+
 def test_what_the_page_says_of_saturation() -> None:
     page, splits = "docs/paper.md", (1, 2)
     cifar = [row for split in splits for row in rows(f"paper/cifar10-10-non-iid-{split}")]
