@@ -198,7 +198,7 @@ def _list(places: Places, wanted: Wanted) -> None:
     click.echo(
         f"Estimated for two cores: {PER_ROUND[1]} s for a round of ten clients on 28x28 images, {PER_ROUND[3]} s on "
         "CIFAR, and\n5 times as much for pFedMe, with the compiled loops (--jobs 2 runs two cells at a time). Machines "
-        "differ;\nwhat results/paper holds was measured with one worker, most of it before training was as fast."
+        "differ;\nwhat results/paper holds was measured with one worker, on machines of different speed."
     )
 
 
