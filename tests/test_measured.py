@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments import pages
+from experiments import pages, samples
 from pfedla.algorithms import ALGORITHMS
 from pfedla.paper.figures import by_chance, falls_with_distance, order_holds, periods, roles_of
 from pfedla.paper.grid import METHODS
@@ -678,6 +678,17 @@ def lowest(run: dict[str, Any]) -> int:
     """Return the round in which the test loss was lowest."""
     t: int = run["curve"][0][run["losses"].index(min(run["losses"]))]
     return t
+
+
+def test_what_the_page_says_of_numbers_of_samples() -> None:
+    printed = {column.name: paper for column, paper in samples.columns()}
+    below: dict[int, list[float]] = {}
+    for row in rows("samples"):
+        if "accuracy_mean" in row:
+            below.setdefault(row["samples"], []).append(printed[row["column"]] - 100 * row["accuracy_mean"])
+    assert (len(below[60]), len(below[100])) == (7, 4)
+    says("docs/paper.md", f"that can have them, by {min(below[60]):.0f} to {max(below[60]):.0f} points")
+    assert [short > 0 for short in below[100]] == [True, True, False, True]  # the third is EMNIST
 
 
 def test_what_the_page_says_of_600_rounds() -> None:
