@@ -15,6 +15,7 @@ from experiments import pages, samples
 from pfedla.algorithms import ALGORITHMS
 from pfedla.paper.figures import by_chance, falls_with_distance, order_holds, periods, roles_of
 from pfedla.paper.grid import METHODS
+from pfedla.report.groups import overall
 
 ROOT = Path(__file__).parent.parent
 COLUMNS = ("cifar10-non-iid-1", "cifar10-non-iid-2", "fashion-mnist-non-iid-1", "fashion-mnist-non-iid-2")
@@ -356,7 +357,7 @@ def test_what_the_pages_say_of_pfedla_x_in_the_papers_columns() -> None:
 
 
 def test_the_runs_of_a_method_are_of_one_commit_and_one_setting_of_the_compiled_loop() -> None:
-    """Files of earlier versions name neither: results/README.md says which commit added them."""
+    """Files of earlier versions lack one or both: results/README.md says which commit added them."""
     earlier = {path for pattern in EARLIER for path in (ROOT / "results").glob(f"{pattern}.json")}
     listed = (ROOT / "results" / "README.md").read_text().splitlines()
     for path in earlier:
@@ -381,6 +382,17 @@ def test_what_the_page_says_of_accuracy_by_group() -> None:
     printed = "pfedla,hyper_optimizer=sgd,hyper_lr=1"
     leads = [above(f"where-methods-fashion-mnist-{shift}", "pfedla-x", printed) for shift in ("inputs", "labels")]
     says("docs/where-clients-differ.md", "pFedLA-X is {} and {} points above pFedLA.".format(*leads))
+
+
+def test_what_the_page_says_of_less_training() -> None:
+    for shift, layer, text in (
+        ("labels", "fc1", "best in `fc1` if labels differ ({:.2f})"),
+        ("inputs", "conv2", "in `conv2` if inputs do ({:.2f})"),
+    ):
+        lines = {line["layer"]: line for line in overall(rows(f"where-small-{shift}"))}
+        assert max(lines, key=lambda name: lines[name]["index"]) == layer
+        says("docs/where-clients-differ.md", text.format(lines[layer]["index"]))
+        assert max(line["pair"] for line in lines.values()) < 1.25
 
 
 def test_what_the_page_says_of_both_ends_with_differing_inputs() -> None:
@@ -563,6 +575,9 @@ def test_what_the_page_says_of_figure_1() -> None:
                 assert own.max() < 0.4
             elif layer.startswith("conv"):
                 assert own.min() > 0.99
+    averaged = [row["alpha"] for label, row in warm.items() if label.endswith(("=0.2", "=1"))]
+    assert np.allclose(averaged, 1 / 6, atol=0.01)
+    assert len(averaged) == 4
 
 
 STEPS = {
@@ -613,7 +628,6 @@ def test_what_the_page_says_agrees_with_the_paper_and_does_not() -> None:
         (cifar2, "FedAvg", "FedAvg, {} (44.89)"),
         (cifar2, "HeurpFedLA", "HeurpFedLA is at {} (49.06)"),
         (cifar2, "Adam", "(0.94 and 0.82), pFedLA is at {}."),
-        (cifar2, "fedrep,body_epochs=5", "FedRep with half of the epochs for its body is first, {}."),
         (fashion2, "FedAvg", "and FedAvg is at {} on non-IID_2."),
         (fashion2, "FedAvg", "while FedAvg goes on to {}."),
         (fashion2, "pFedLA", "pFedLA stops at {} while"),
@@ -628,7 +642,7 @@ def test_what_the_page_says_agrees_with_the_paper_and_does_not() -> None:
             ("FedAvg", "pFedHN", "Per-FedAvg", "pFedLA", "Local"),
             "({}; pFedHN {}; Per-FedAvg {}; pFedLA {}; Local {})",
         ),
-        (cifar2, (half,), "is first, {}."),
+        (cifar2, (half,), "FedRep with half of the epochs for its body is first, {}."),
     ):
         found = [accuracy(column, method) for method in methods]
         assert found == sorted(found, reverse=True)
