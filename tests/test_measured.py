@@ -395,6 +395,24 @@ def test_what_the_page_says_of_less_training() -> None:
         assert max(line["pair"] for line in lines.values()) < 1.25
 
 
+def test_what_the_page_says_of_weights_over_the_rounds() -> None:
+    page, found = "docs/where-clients-differ.md", rows("where-fashion-mnist-labels")
+
+    def course(algorithm: str, part: str) -> list[str]:
+        """Return what the last layer gives to others of the group, or to the client itself, evaluation by evaluation."""
+        runs = [run for run in found if run["algorithm"] == algorithm]
+        assert (len(runs), runs[0]["rounds"], runs[0]["layers"][-1]) == (3, [10, 20, 30, 40, 50, 60], "fc3")
+        return [f"{share:.2f}" for share in np.mean([run["shares"][part] for run in runs], axis=0)[:, -1]]
+
+    group, own = course("pfedla", "group"), course("pfedla", "own")
+    says(page, "others of the group {}, {}, {} and {} of its weight in rounds 10 to 40".format(*group))
+    says(page, "(own weight {}, {}, {} and {})".format(*own))
+    group, own = course("pfedla-x", "group"), course("pfedla-x", "own")
+    assert own[1:] == sorted(own[1:], reverse=True)
+    says(page, f"({own[1]} in round 20) and gives it up round by round ({own[-1]} in round 60)")
+    says(page, f"to its group ({group[1]}, then {group[-1]})")
+
+
 def test_what_the_page_says_of_both_ends_with_differing_inputs() -> None:
     found: dict[str, list[list[float]]] = {}
     for run in rows("where-fashion-mnist-inputs"):

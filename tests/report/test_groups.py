@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib import rc_context
+from matplotlib.figure import Figure
 from matplotlib.image import imread
+from matplotlib.patches import Rectangle
 
 from pfedla.report.groups import (
+    _draw_course,
     adjusted_rand_index,
     chance_of,
     draw_groups,
@@ -219,6 +222,17 @@ def test_the_picture_says_what_the_table_does(tmp_path: Path) -> None:
     assert any("one of the group / one of another" in words for words in said)
 
 
+def test_columns_of_the_picture_are_the_shares_of_weight_in_each_round() -> None:
+    runs = [run(), run(seed=3)]
+    axis = Figure().subplots()
+    _draw_course(axis, runs)
+    heights = np.array([-bar.get_height() for bar in axis.patches if isinstance(bar, Rectangle)]).reshape(2, 3, 2)
+    for layer, (place, part), t in itertools.product((0, 1), enumerate(("own", "group", "rest")), (0, 1)):
+        share = np.mean([one["shares"][part][t][layer] for one in runs])
+        assert heights[layer, place, t] / heights[layer, :, t].sum() == pytest.approx(share, abs=1e-5)
+    assert np.ptp(heights.sum(1)) < 1e-5  # all strips have one height
+
+
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
     draw_groups(tmp_path / "one.png", [run()])
     draw_groups(tmp_path / "two.png", [run(), run(seed=3), run("other", strength=0.0)])
@@ -227,5 +241,6 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
     assert two.std() > 0.05
     long = run()
     long["rounds"], long["index"] = list(range(40)), long["index"] * 20
+    long["shares"] = {part: values * 20 for part, values in long["shares"].items()}
     draw_groups(tmp_path / "long.png", [long])  # cells without numbers
     assert imread(tmp_path / "long.png").shape == one.shape

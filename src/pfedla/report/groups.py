@@ -207,20 +207,21 @@ def _ratio(pair: float | None) -> str:
 
 
 def draw_groups(path: Path, runs: Sequence[Mapping[str, Any]]) -> None:
-    """Draw for each method the shares of weight in each layer at the end, and how well groups are found over rounds."""
+    """Draw for each method and layer shares of weight, at the end and over rounds, and how well groups are found."""
     labels = list(dict.fromkeys(run["label"] for run in runs))
     tall = max(1.7, 0.24 * max(len(run["layers"]) for run in runs) + 0.8)
-    figure = Figure(figsize=(8.0, tall * len(labels) + 0.7), dpi=200, layout="constrained")
+    figure = Figure(figsize=(10.0, tall * len(labels) + 0.7), dpi=160, layout="constrained")
     figure.suptitle(
         "Where clients differ: weights by hidden group, layer by layer", color=_INK, fontsize=11, weight="bold"
     )
-    axes = figure.subplots(len(labels), 2, squeeze=False, width_ratios=(1.0, 1.15))
-    for (left, right), label in zip(axes, labels, strict=True):
+    axes = figure.subplots(len(labels), 3, squeeze=False, width_ratios=(1.0, 0.8, 1.1))
+    for (left, middle, right), label in zip(axes, labels, strict=True):
         mine = [run for run in runs if run["label"] == label]
-        left.set_title(label, fontsize=9, color=_INK, loc="left").set_in_layout(False)  # it may reach over the other
+        left.set_title(label, fontsize=9, color=_INK, loc="left").set_in_layout(False)  # it may reach over the next
         _draw_shares(left, mine)
+        _draw_course(middle, mine)
         _draw_index(right, mine)
-        for axis in (left, right):
+        for axis in (left, middle, right):
             axis.tick_params(length=0, labelsize=8, colors=_FAINT)
         left.tick_params(axis="y", colors=_INK, labelsize=8.5)
     for axis in axes[:-1].flat:
@@ -249,6 +250,28 @@ def _draw_shares(axis: Axes, runs: Sequence[Mapping[str, Any]]) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
+def _draw_course(axis: Axes, runs: Sequence[Mapping[str, Any]]) -> None:
+    """Draw a strip for each layer, beside its bar, and in it a column for each round: the shares of weight then."""
+    layers, rounds, height = runs[0]["layers"], runs[0]["rounds"], 0.84
+    parts = {part: np.mean([run["shares"][part] for run in runs], axis=0) for part in PARTS}  # (rounds, L)
+    for place in range(len(layers)):
+        foot = np.full(len(rounds), place + height / 2)  # up is down: rows are counted from above
+        for part in PARTS:
+            tall = -height * parts[part][:, place]
+            axis.bar(np.arange(len(rounds)), tall, bottom=foot, color=_COLOURS[part], width=0.9)
+            foot += tall
+    _mark_rounds(axis, rounds)
+    axis.set_yticks([])
+    axis.set_ylim(len(layers) - 0.5, -0.5)
+    axis.set_xlabel("round: shares of weight\nfrom below in the same order", fontsize=8, color=_FAINT)
+    axis.spines[:].set_visible(False)
+
+
+def _mark_rounds(axis: Axes, rounds: Sequence[int]) -> None:
+    every = -(-len(rounds) // CELLS)
+    axis.set_xticks(np.arange(len(rounds))[::every], [str(t) for t in rounds[::every]])
+
+
 def _draw_index(axis: Axes, runs: Sequence[Mapping[str, Any]]) -> None:
     """Draw a row for each layer, beside its bar, and a cell for each round: the darker, the better groups are found."""
     rounds = runs[0]["rounds"]
@@ -259,8 +282,7 @@ def _draw_index(axis: Axes, runs: Sequence[Mapping[str, Any]]) -> None:
         shade = "white" if value > 0.75 else _INK
         text = f"{value:.2f}".replace("-0.00", "0.00")
         axis.text(place, layer, text, ha="center", va="center", fontsize=7.5, color=shade)
-    every = -(-len(rounds) // CELLS)
-    axis.set_xticks(np.arange(len(rounds))[::every], rounds[::every])
+    _mark_rounds(axis, rounds)
     axis.yaxis.tick_right()
     axis.set_yticks(np.arange(len(chance)), [f"chance {value:.2f}" for value in chance])
     words = "round: groups found (ARI)\nat the end, 95 % of guesses do not exceed chance"
