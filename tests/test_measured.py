@@ -399,7 +399,7 @@ def test_what_the_page_says_of_weights_over_the_rounds() -> None:
     page, found = "docs/where-clients-differ.md", rows("where-fashion-mnist-labels")
 
     def course(algorithm: str, part: str) -> list[str]:
-        """Return what the last layer gives to others of the group, or to the client itself, evaluation by evaluation."""
+        """Return what the last layer gives to others of the group or to the client itself, evaluation by evaluation."""
         runs = [run for run in found if run["algorithm"] == algorithm]
         assert (len(runs), runs[0]["rounds"], runs[0]["layers"][-1]) == (3, [10, 20, 30, 40, 50, 60], "fc3")
         return [f"{share:.2f}" for share in np.mean([run["shares"][part] for run in runs], axis=0)[:, -1]]
