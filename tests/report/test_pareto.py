@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib import rc_context
 from matplotlib.image import imread
 
 from pfedla.codec import PRESETS
@@ -118,6 +119,26 @@ def test_several_comparisons_have_a_panel_each(tmp_path: Path) -> None:
         draw_pareto(tmp_path / f"{len(runs)}.svg", runs, "pfedla", 1.0, "pfedla")
     one, two = ((tmp_path / f"{count}.svg").read_text() for count in (1, 2))
     assert (one.count('id="axes_'), two.count('id="axes_')) == (1, 2)
+
+
+@pytest.mark.parametrize("up", [True, False])
+def test_what_is_far_worse_stands_off_the_scale_with_its_figure(tmp_path: Path, up: bool) -> None:
+    """So that it does not press all others into a line."""
+    bad = 0.123 if up else 0.987
+    runs = [{**run, "higher_is_better": up} for run in [*RUNS, summary("pfedla,codec.up=random-k", bad, 8)]]
+
+    def said(within: float, runs: list[dict[str, Any]]) -> list[str]:
+        with rc_context({"svg.fonttype": "none"}):
+            draw_pareto(tmp_path / "pareto.svg", {"one": runs}, "pfedla", within, "pfedla")
+        return re.findall(r"<text [^>]*>([^<]*)</text>", (tmp_path / "pareto.svg").read_text())
+
+    words = said(1.0, runs)
+    assert {"off the scale", f"{100 * bad:.1f}", "d, 3 clients, 2 rounds, 1 to 2 seeds"} <= set(words)
+    assert all(
+        58 <= float(word) <= 66 for word in words if re.fullmatch(r"\d\d", word) and word not in ("10", "20", "50")
+    )
+    for within, some in ((0.0, runs), (100.0, runs), (1.0, runs[:-1])):
+        assert "off the scale" not in said(within, some)
 
 
 def test_runs_without_traffic_are_no_points() -> None:

@@ -20,6 +20,7 @@ _INK, _FAINT = "#22303c", "#6b7a87"
 _COLOURS = ("#000000", "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999")  # Okabe and Ito
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 PLAIN = "no codec"
+DEPTH = 6  # times the margin: what is worse by more stands at the panel's edge, below a dotted line, with its figure
 
 
 class Point(NamedTuple):
@@ -144,13 +145,20 @@ def _panel(
     axis.axhspan(*sorted((edge, reference.score)), color="#eef1f3", zorder=0)
     axis.axhline(edge, color=_FAINT, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
     words = f"{against} less {within:g}" if up else f"{against} and {within:g} more"
-    axis.annotate(words, (0, edge), (4, 3), xycoords=("axes fraction", "data"), textcoords="offset points",
-                  va="bottom", fontsize=7, color=_FAINT, zorder=6)  # fmt: skip
-    line = [p.megabytes for p in best], [p.score for p in best]
-    axis.plot(*line, drawstyle="steps-post", color=_FAINT, linewidth=1.1, zorder=2)
-    for point in found:
-        style = _style(codecs.index(point.codec))
-        marker = _MARKERS[methods.index(point.method) % len(_MARKERS)]
+    axis.annotate(words, (1, edge), (-2, -3 if up else 3), xycoords=("axes fraction", "data"),
+                  textcoords="offset points", ha="right", va="top" if up else "bottom", fontsize=7, color=_FAINT,
+                  zorder=6)  # fmt: skip
+    sign = 1 if up else -1
+    shown = [point for point in found if sign * (reference.score - point.score) <= DEPTH * within or not within]
+    line = [point for point in best if point in shown]
+    axis.plot([point.megabytes for point in line], [point.score for point in line], drawstyle="steps-post",
+              color=_FAINT, linewidth=1.1, zorder=2)  # fmt: skip
+    looks = {
+        point: (_MARKERS[methods.index(point.method) % len(_MARKERS)], _style(codecs.index(point.codec)))
+        for point in found
+    }
+    for point in shown:
+        marker, style = looks[point]
         axis.errorbar(point.megabytes, point.score, point.spread, fmt="none", ecolor=style["markeredgecolor"],
                       elinewidth=0.8, alpha=0.45, zorder=3)  # fmt: skip
         axis.plot(point.megabytes, point.score, marker, markersize=5.5, linestyle="none", zorder=4, **style)
@@ -159,7 +167,9 @@ def _panel(
     axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.xaxis.set_minor_formatter(NullFormatter())
-    axis.yaxis.set_major_locator(MaxNLocator(7))
+    axis.yaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 5, 10]))
+    if beyond := sorted((point for point in found if point not in shown), key=lambda point: point.megabytes):
+        _draw_beyond(axis, [(point, *looks[point]) for point in beyond], sign)
     axis.set_xlabel("MB in all, down and up, headers included", fontsize=8, color=_INK)
     name = first.get("headline", "accuracy")
     axis.set_ylabel(f"{name} %" if percent else name, fontsize=8, color=_INK)
@@ -169,9 +179,27 @@ def _panel(
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
     of = f"{first['dataset']}, {first['clients']} clients, {first['rounds']} rounds"
-    seeds = max(point.seeds for point in found)
-    over = f", {seeds} seeds" if seeds > 1 else f", seed {first['seed']}"
-    axis.set_title(of + over, fontsize=8, color=_INK, loc="left")
+    fewest, seeds = (pick(point.seeds for point in found) for pick in (min, max))
+    over = (
+        f"{fewest} to {seeds} seeds" if fewest < seeds else f"{seeds} seeds" if seeds > 1 else f"seed {first['seed']}"
+    )
+    axis.set_title(f"{of}, {over}", fontsize=8, color=_INK, loc="left")
+
+
+def _draw_beyond(axis: Axes, points: Sequence[tuple[Point, str, dict[str, Any]]], sign: int) -> None:
+    """Draw points that are too bad for the scale beside it, by their traffic alone, with their figures."""
+    ends = axis.get_ylim()
+    height, last = ends[1] - ends[0], ends[0] if sign > 0 else ends[1]
+    ticks = [tick for tick in axis.get_yticks() if ends[0] <= tick <= ends[1]]
+    axis.axhline(last, color=_FAINT, linewidth=0.8, linestyle=":", zorder=1)
+    axis.annotate("off the scale", (1, last), (-2, -3 * sign), xycoords=("axes fraction", "data"), ha="right",
+                  textcoords="offset points", va="top" if sign > 0 else "bottom", fontsize=7, color=_FAINT)  # fmt: skip
+    for row, (point, marker, style) in enumerate(points):
+        place = last - (0.04 + 0.045 * (row % 4)) * height * sign  # in turn, so that figures do not cover each other
+        axis.plot(point.megabytes, place, marker, markersize=5.5, linestyle="none", zorder=4, **style)
+        axis.annotate(f"{point.score:.1f}", (point.megabytes, place), (5, 0), textcoords="offset points", va="center",
+                      fontsize=6.5, color=_INK, zorder=6)  # fmt: skip
+    axis.set_yticks(ticks)
 
 
 def in_words(settings: dict[str, Any]) -> str:
