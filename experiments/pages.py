@@ -9,7 +9,8 @@ A table stands in a page between two comments, of which the first is the command
 `python -m experiments.newcomers --json results/newcomers.json` and of `experiments.samples`.
 
 A test runs the same and compares. Pictures of the paper's figures, `docs/images/paper-NAME.png`, are what
-`pfedla paper NAME --print --draw` draws; they are drawn anew, too, and so is that of `pfedla groups`.
+`pfedla paper NAME --print --draw` draws; they are drawn anew, too, and so are those of
+`pfedla groups` and `pfedla pareto`.
 """
 
 from __future__ import annotations
@@ -64,13 +65,15 @@ def pictures() -> dict[str, Path]:
 
 
 def draw() -> None:
-    """Draw the pictures of the paper's figures and of where clients differ anew."""
+    """Draw the pictures of the paper's figures, of where clients differ and of codecs anew."""
     with tempfile.TemporaryDirectory() as folder:
         printed(f"paper fig1 fig5 fig6 fig7 --print --results results/paper --draw {shlex.quote(folder)}")
         for name, path in pictures().items():
             shutil.copy(Path(folder) / f"{name}.png", path)
     found = " ".join(f"results/where-fashion-mnist-{shift}.json" for shift in ("labels", "inputs"))
     printed(f"groups {found} --out docs/images/where-fashion-mnist.png")
+    found = " ".join(f"results/codecs-{name}.json" for name in ("cifar10", "fashion-mnist"))
+    printed(f"pareto {found} --against pfedla --out docs/images/codecs.png")
 
 
 if __name__ == "__main__":

@@ -134,6 +134,7 @@ def test_codecs_are_given_by_direction_or_by_a_preset() -> None:
     assert parse_codec([]) == {}
     assert parse_codec(["up=int8", "down=float16"]) == {"codec": {"up": "int8", "down": "float16"}}
     assert parse_codec(["int8", "up=top-k", "keep=0.02"]) == {"codec": {"up": "top-k", "down": "int8", "keep": 0.02}}
+    assert Experiment.from_tables(parse_codec(["small"])).codec == Codec("int4", "int8")
     assert Experiment.from_tables(parse_codec(["bfloat16"])).codec == Codec("bfloat16", "bfloat16")
     with pytest.raises(ConfigError, match="unknown codec 'int9': did you mean 'int8'"):
         parse_codec(["int9"])

@@ -121,7 +121,9 @@ _codec = click.option(
     "--codec",
     multiple=True,
     metavar="[up=|down=]NAME",
-    help=f"How layers travel: up=int8, down=float16, keep=0.05 for up=top-k, or both ways {', '.join(PRESETS)}.",
+    help="How layers travel: up=int8, down=float16, keep=0.05 for up=top-k; or a name alone: "
+    f"{', '.join(name for name in PRESETS if name != 'small')} mean both ways, "
+    f"small is {', '.join(f'{way}={name}' for way, name in PRESETS['small'].items())}.",
 )
 _track = click.option(
     "--track",
