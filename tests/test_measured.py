@@ -379,9 +379,26 @@ def test_the_runs_of_a_method_are_of_one_commit_and_one_setting_of_the_compiled_
 
 
 def test_what_the_page_says_of_accuracy_by_group() -> None:
-    printed = "pfedla,hyper_optimizer=sgd,hyper_lr=1"
-    leads = [above(f"where-methods-fashion-mnist-{shift}", "pfedla-x", printed) for shift in ("inputs", "labels")]
-    says("docs/where-clients-differ.md", "pFedLA-X is {} and {} points above pFedLA.".format(*leads))
+    page, printed, told = "docs/where-clients-differ.md", "pfedla,hyper_optimizer=sgd,hyper_lr=1", "clustered,groups=3"
+    labels, inputs = files = [f"where-methods-fashion-mnist-{shift}" for shift in ("labels", "inputs")]
+    for file, best in ((labels, "fedper"), (inputs, "lg-fedavg")):
+        order = sorted({row["label"] for row in rows(file)}, key=lambda label: -mean(file, label))
+        assert order[:3] == [told, "pfedla-x", "pfedla"]
+        assert [label for label in order if "pfedla" not in label][1] == best
+        seeds = {label: len(percent(file, label)) for label in order}
+        assert sorted(label for label in order if seeds[label] == 1) == ["ditto", "fedala", "fedamp", "fedrep"]
+        assert set(seeds.values()) == {1, 3}
+    assert mean(labels, "fedper") > mean(labels, "lg-fedavg")
+    assert mean(inputs, "fedper") < mean(inputs, "lg-fedavg")
+    says(page, f"by {above(labels, 'pfedla', 'fedper')} points over FedPer")
+    says(page, f"by {above(inputs, 'pfedla', 'lg-fedavg')} over LG-FedAvg")
+    oracle = [above(file, told, "pfedla-x") for file in files]
+    says(page, "{} points below FedAvg within the true groups with labels that differ, {} with inputs".format(*oracle))
+    over = [above(file, "pfedla-x", other) for other in ("pfedla", printed) for file in files]
+    says(page, "It is {} and {} above pFedLA, and {} and {} above pFedLA with the printed step".format(*over))
+    one, another, alone = mean(labels, "fedavg"), mean(inputs, "fedavg"), mean(inputs, "local")
+    says(page, f"({one:.1f} %)")
+    says(page, f"({another:.1f}, as Local's {alone:.1f})")
 
 
 def test_what_the_page_says_of_less_training() -> None:
