@@ -15,6 +15,7 @@ from experiments import pages, samples
 from pfedla.algorithms import ALGORITHMS
 from pfedla.paper.figures import by_chance, falls_with_distance, order_holds, periods, roles_of
 from pfedla.paper.grid import METHODS
+from pfedla.paper.printed import TABLE1, Place
 from pfedla.report.groups import overall
 
 ROOT = Path(__file__).parent.parent
@@ -808,7 +809,25 @@ def test_what_the_page_says_of_saturation() -> None:
 def test_what_the_page_says_of_emnist() -> None:
     page, column = "docs/paper.md", "emnist-10-non-iid-1"
     found = [accuracy(column, method) for method in ("pFedLA", "HeurpFedLA")]
-    says(page, "pFedLA is at {} (90.65), HeurpFedLA at {} (94.11)".format(*found))
+    says(page, "It is at {} (90.65), FedRep".format(*found))
+    says(page, "HeurpFedLA, the paper's first, at {1} (94.11)".format(*found))
+    for method, text in (
+        ("fedrep,body_epochs=5", "half of the epochs for its body at {}"),
+        ("pFedHN", "pFedHN at {} (93.94)"),
+        ("FedAvg", "FedAvg at {} (90.45)"),
+        ("Local", "Local at {} (89.01)"),
+    ):
+        says(page, text.format(accuracy(column, method)))
+    theirs = {method: figures[Place("EMNIST", 10)].mean for method, figures in TABLE1.items() if method != "FedBN"}
+    order = sorted(theirs, key=lambda method: -theirs[method])
+    assert (order[0], order.index("pFedLA") + 1, len(order)) == ("HeurpFedLA", 6, 9)
+    ours = [row["accuracy_mean"] for row in rows(f"paper/{column}") if ",hyper_optimizer=adam" not in row["label"]]
+    assert max(ours) == cell(column, "pFedLA")["accuracy_mean"]
+    says(page, f"lie within {100 * (max(ours) - min(ours)):.1f} points")
+    says(page, f"FedAvg is at {100 * cell(column, 'FedAvg')['accuracy_class_prior']:.2f}.")
+    table = (ROOT / "docs" / "reproduction.md").read_text().partition("### Table 2")[0]
+    (rho,) = re.findall(r"order, EMNIST, 10 clients: ([+-][\d.]+) over 8 methods", table)
+    says(page, f"(rank correlation with the paper's: {rho})")
     kept = {row["label"][-1]: row for row in rows(f"paper/{column}") if ",hyper_optimizer=sgd" in row["label"]}
     lost = [100 * (kept["0"]["accuracy_mean"] - kept[k]["accuracy_mean"]) for k in "123"]
     says(page, "Here it costs {:.1f}, two layers cost {:.1f} and three {:.1f}.".format(*lost))
