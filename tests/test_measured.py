@@ -835,6 +835,23 @@ def test_what_the_page_says_of_emnist() -> None:
     says(page, f"it is `fc1` in {100 * share['fc1']:.0f} % of the downloads, and `fc3` in {100 * share['fc3']:.0f} %")
 
 
+def test_what_the_page_says_of_emnist_with_dominant_classes() -> None:
+    page, column = "docs/paper.md", "emnist-10-non-iid-2"
+    said = {name: accuracy(column, name) for name in ("FedAvg", "pFedHN", "pFedLA", "HeurpFedLA", "Local", "FedFomo")}
+    says(page, "at {FedAvg} (90.43), {pFedHN} (91.37) and {pFedLA} (92.06, the paper's first)".format(**said))
+    own = own_weights(cell(column, "pFedLA"))
+    most = max(weight for layer, weight in own.items() if layer != "fc1")
+    says(page, f"(own weights of {own['fc1']:.2f} in `fc1` and at most {most:.2f} elsewhere after 200 rounds)")
+    says(page, f"does, {said['HeurpFedLA']} (91.98), and")
+    lost = 100 * (cell(column, "pFedLA")["accuracy_mean"] - cell(column, "Adam")["accuracy_mean"])
+    says(page, f"larger steps cost {lost:.1f} points. Local is at {said['Local']} (80.72)")
+    gain = 100 * (cell(column, "FedFomo")["accuracy_mean"] - cell(column, "Local")["accuracy_mean"])
+    says(page, f"is {gain:.1f} points above it, {said['FedFomo']} (80.14)")
+    table = (ROOT / "docs" / "reproduction.md").read_text().partition("### Table 2")[2]
+    (rho,) = re.findall(r"order, EMNIST, 10 clients: ([+-][\d.]+) over 8 methods", table)
+    says(page, f"Rank correlation with the paper's order: {rho} over eight methods")
+
+
 FOUR = ("cifar10", "cifar100", "emnist", "fashion-mnist")
 FULL = {"fc1", "fc2", "fc3"}
 
