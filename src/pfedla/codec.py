@@ -54,7 +54,7 @@ Way = Literal["up", "down"]  # seen from the client
 SPARSE = ("top-k", "random-k")
 PRESETS: dict[str, dict[str, str | float]] = {  # one word for settings of `Codec`; a name alone means both ways
     **{name: {"up": name, "down": name} for name in ("float16", "bfloat16", "int8", "int4")},
-    "small": {"up": "int4", "down": "int8"},  # the least traffic within a point of pFedLA: docs/guide.md, "Fewer bytes"
+    "small": {"up": "int4", "down": "int8"},  # the least traffic within a point of pFedLA: docs/paper.md
 }
 
 

@@ -197,7 +197,7 @@ def _draw_beyond(axis: Axes, points: Sequence[tuple[Point, str, dict[str, Any]]]
     for row, (point, marker, style) in enumerate(points):
         place = last - (0.04 + 0.045 * (row % 4)) * height * sign  # in turn, so that figures do not cover each other
         axis.plot(point.megabytes, place, marker, markersize=5.5, linestyle="none", zorder=4, **style)
-        axis.annotate(f"{point.score:.1f}", (point.megabytes, place), (5, 0), textcoords="offset points", va="center",
+        axis.annotate(f"{point.score:.3g}", (point.megabytes, place), (5, 0), textcoords="offset points", va="center",
                       fontsize=6.5, color=_INK, zorder=6)  # fmt: skip
     axis.set_yticks(ticks)
 
