@@ -452,6 +452,8 @@ def test_what_the_pages_say_of_codecs() -> None:
         )
         return one / other
 
+    first = [mean(file, "pfedla", seeds=1) for file in files]
+    says(page, "of seed 0 alone, with which pFedLA without a codec is at {:.2f} and {:.2f}".format(*first))
     assert all(mean(file, "pfedla,codec=int8") > mean(file, "pfedla") - 0.06 for file in files)
     assert round(share("pfedla,codec=int8"), 2) == 0.25
     says(page, "costs {} points on CIFAR-10 and {} on FashionMNIST, for".format(*lost(f"pfedla,{small}")))
