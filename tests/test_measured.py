@@ -436,13 +436,7 @@ def test_what_the_pages_say_of_codecs() -> None:
     small = "codec.up=int4,codec.down=int8"
 
     def lost(label: str) -> list[str]:
-        """Return by how much pFedLA as it is is above it over three seeds, on both data sets."""
-        found = []
-        for file in files:
-            apart = np.array(percent(file, "pfedla")) - percent(file, label)
-            assert len(apart) == 3
-            found.append(f"{abs(apart.mean()):.1f} ± {apart.std(ddof=1):.1f}")
-        return found
+        return [above(file, "pfedla", label) for file in files]
 
     def share(label: str) -> float:
         """Return the traffic on both data sets, as a share of pFedLA's."""
@@ -462,15 +456,15 @@ def test_what_the_pages_say_of_codecs() -> None:
     assert round(share(f"heurpfedla,retain=3,{small}"), 2) == 0.10
     says(page, "{} below pFedLA on CIFAR-10, {} above it on FashionMNIST".format(*lost(f"heurpfedla,retain=3,{small}")))
     says(page, "retained layers alone are {} below and {} above".format(*lost("heurpfedla,retain=3")))
-    for name, text in (("top-k", "costs {:.1f} and {:.1f} points"), ("random-k", "`random-k` costs {:.1f} and {:.1f}")):
-        sparse = f"codec.up={name},codec.keep=0.1,codec.down=int8"
+    top, random = (f"codec.up={name},codec.keep=0.1,codec.down=int8" for name in ("top-k", "random-k"))
+    for sparse, text in ((top, "costs {:.1f} and {:.1f} points"), (random, "`random-k` costs {:.1f} and {:.1f}")):
         says(page, text.format(*(gap(file, "pfedla", f"pfedla,{sparse}") for file in files)))
-    kept = [f"heurpfedla,retain=3{codec}" for codec in (f",{sparse.replace('random', 'top')}", f",{sparse}", "")]
+    kept = [mean(files[0], f"heurpfedla,retain=3{codec}", seeds=1) for codec in (f",{top}", f",{random}", "")]
+    says(page, "{:.2f} and {:.2f} on CIFAR-10, beside {:.2f} without".format(*kept))
+    assert 1 < share(f"pfedla,{top}") / share(f"pfedla,{small}") < 1.05
     says(
-        page, "{:.2f} and {:.2f} on CIFAR-10, beside {:.2f} without".format(*(mean(files[0], k, seeds=1) for k in kept))
+        "docs/guide.md", "a fifth of the traffic for {:.3} to {:.3} points of accuracy".format(*lost(f"pfedla,{small}"))
     )
-    assert 1 < share(f"pfedla,{sparse.replace('random', 'top')}") / share(f"pfedla,{small}") < 1.05
-    says("docs/guide.md", "a fifth of the traffic for 0.1 to 0.2 points of accuracy")
 
 
 def test_what_the_page_says_of_both_ends_with_differing_inputs() -> None:
@@ -676,6 +670,13 @@ def accuracy(column: str, method: str) -> str:
     return f"{100 * cell(column, method)['accuracy_mean']:.2f}"
 
 
+def rank_correlation(table: int, dataset: str, methods: int) -> str:
+    """Return what stands below Table 1 or 2 of the methods' order with 10 clients and the paper's."""
+    shown = (ROOT / "docs" / "reproduction.md").read_text().partition("### Table 2")[0 if table == 1 else 2]
+    (rho,) = re.findall(rf"order, {dataset}, 10 clients: ([+-][\d.]+) over {methods} methods", shown)
+    return str(rho)
+
+
 def at_round(curve: list[list[Any]], t: int) -> Any:
     return curve[1][curve[0].index(t)]
 
@@ -752,11 +753,8 @@ def test_what_the_page_says_agrees_with_the_paper_and_does_not() -> None:
     assert all(weight > 0.99 for layer, weight in own_weights(adams).items() if layer != "conv1")
     curve = cell(cifar1, "FedBN")["curve"][1]
     assert max(curve) == curve[-1]
-    table = (ROOT / "docs" / "reproduction.md").read_text()
-    (rho,) = re.findall(r"order, CIFAR10, 10 clients: ([+-][\d.]+) over 9 methods", table.partition("### Table 2")[0])
-    says(page, f"rank correlation with the paper's order {rho} over nine of them")
-    (rho,) = re.findall(r"order, CIFAR10, 10 clients: ([+-][\d.]+) over 9 methods", table.partition("### Table 2")[2])
-    says(page, f"much like the paper's (rank correlation {rho})")
+    says(page, f"rank correlation with the paper's order {rank_correlation(1, 'CIFAR10', 9)} over nine of them")
+    says(page, f"much like the paper's (rank correlation {rank_correlation(2, 'CIFAR10', 9)})")
     central = percent("central-cifar10", "local")
     ahead = 100 * at_round(cell(cifar2, "FedAvg")["curve"], 20)
     assert min(central) < ahead < max(central) + 0.1
@@ -832,9 +830,7 @@ def test_what_the_page_says_of_emnist() -> None:
     assert max(ours) == cell(column, "pFedLA")["accuracy_mean"]
     says(page, f"lie within {100 * (max(ours) - min(ours)):.1f} points")
     says(page, f"FedAvg is at {100 * cell(column, 'FedAvg')['accuracy_class_prior']:.2f}.")
-    table = (ROOT / "docs" / "reproduction.md").read_text().partition("### Table 2")[0]
-    (rho,) = re.findall(r"order, EMNIST, 10 clients: ([+-][\d.]+) over 8 methods", table)
-    says(page, f"(rank correlation with the paper's: {rho})")
+    says(page, f"(rank correlation with the paper's: {rank_correlation(1, 'EMNIST', 8)})")
     kept = {row["label"][-1]: row for row in rows(f"paper/{column}") if ",hyper_optimizer=sgd" in row["label"]}
     lost = [100 * (kept["0"]["accuracy_mean"] - kept[k]["accuracy_mean"]) for k in "123"]
     says(page, "Here it costs {:.1f}, two layers cost {:.1f} and three {:.1f}.".format(*lost))
@@ -856,9 +852,7 @@ def test_what_the_page_says_of_emnist_with_dominant_classes() -> None:
     says(page, f"Local is at {said['Local']} (80.72)")
     gain = 100 * (cell(column, "FedFomo")["accuracy_mean"] - cell(column, "Local")["accuracy_mean"])
     says(page, f"is {gain:.1f} points above it, {said['FedFomo']} (80.14)")
-    table = (ROOT / "docs" / "reproduction.md").read_text().partition("### Table 2")[2]
-    (rho,) = re.findall(r"order, EMNIST, 10 clients: ([+-][\d.]+) over 8 methods", table)
-    says(page, f"Rank correlation with the paper's order: {rho} over eight methods")
+    says(page, f"Rank correlation with the paper's order: {rank_correlation(2, 'EMNIST', 8)} over eight methods")
 
 
 FOUR = ("cifar10", "cifar100", "emnist", "fashion-mnist")

@@ -45,7 +45,7 @@ from pfedla.report import commands
 from pfedla.report.federation import draw_federation, federation_table
 from pfedla.report.figures import prepare_picture
 from pfedla.report.live import Live
-from pfedla.report.pareto import draw_pareto, everywhere, frontier, points
+from pfedla.report.pareto import draw_pareto, everywhere, frontier, in_words, points
 from pfedla.report.tables import VALUES, comparison_table, overview
 from pfedla.report.weights import draw_result, draw_retained
 from pfedla.result import Result
@@ -123,7 +123,7 @@ _codec = click.option(
     metavar="[up=|down=]NAME",
     help="How layers travel: up=int8, down=float16, keep=0.05 for up=top-k; or a name alone: "
     f"{', '.join(name for name in PRESETS if name != 'small')} mean both ways, "
-    f"small is {', '.join(f'{way}={name}' for way, name in PRESETS['small'].items())}.",
+    f"small is {in_words(PRESETS['small'])}.",
 )
 _track = click.option(
     "--track",

@@ -141,14 +141,12 @@ def _panel(
     up, percent = first.get("higher_is_better", True), first.get("percent", True)
     best = frontier(found, up)
     reference, least = (next(point for point in found if point.label == label) for label in (against, chosen))
-    edge = reference.score - within * (1 if up else -1)
+    sign = 1 if up else -1
+    edge = reference.score - within * sign
     axis.axhspan(*sorted((edge, reference.score)), color="#eef1f3", zorder=0)
     axis.axhline(edge, color=_FAINT, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
     words = f"{against} less {within:g}" if up else f"{against} and {within:g} more"
-    axis.annotate(words, (1, edge), (-2, -3 if up else 3), xycoords=("axes fraction", "data"),
-                  textcoords="offset points", ha="right", va="top" if up else "bottom", fontsize=7, color=_FAINT,
-                  zorder=6)  # fmt: skip
-    sign = 1 if up else -1
+    _say_at(axis, edge, words, sign)
     shown = [point for point in found if sign * (reference.score - point.score) <= DEPTH * within or not within]
     line = [point for point in best if point in shown]
     axis.plot([point.megabytes for point in line], [point.score for point in line], drawstyle="steps-post",
@@ -192,14 +190,19 @@ def _draw_beyond(axis: Axes, points: Sequence[tuple[Point, str, dict[str, Any]]]
     height, last = ends[1] - ends[0], ends[0] if sign > 0 else ends[1]
     ticks = [tick for tick in axis.get_yticks() if ends[0] <= tick <= ends[1]]
     axis.axhline(last, color=_FAINT, linewidth=0.8, linestyle=":", zorder=1)
-    axis.annotate("off the scale", (1, last), (-2, -3 * sign), xycoords=("axes fraction", "data"), ha="right",
-                  textcoords="offset points", va="top" if sign > 0 else "bottom", fontsize=7, color=_FAINT)  # fmt: skip
+    _say_at(axis, last, "off the scale", sign)
     for row, (point, marker, style) in enumerate(points):
         place = last - (0.04 + 0.045 * (row % 4)) * height * sign  # in turn, so that figures do not cover each other
         axis.plot(point.megabytes, place, marker, markersize=5.5, linestyle="none", zorder=4, **style)
         axis.annotate(f"{point.score:.3g}", (point.megabytes, place), (5, 0), textcoords="offset points", va="center",
                       fontsize=6.5, color=_INK, zorder=6)  # fmt: skip
     axis.set_yticks(ticks)
+
+
+def _say_at(axis: Axes, height: float, words: str, sign: int) -> None:
+    """Put words at the right end of a line, on its worse side."""
+    axis.annotate(words, (1, height), (-2, -3 * sign), xycoords=("axes fraction", "data"), textcoords="offset points",
+                  ha="right", va="top" if sign > 0 else "bottom", fontsize=7, color=_FAINT, zorder=6)  # fmt: skip
 
 
 def in_words(settings: dict[str, Any]) -> str:
