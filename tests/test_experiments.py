@@ -19,6 +19,7 @@ from pfedla import Regression
 from pfedla.comparison import parse_variant
 from pfedla.config import Experiment, merge, read_tables
 from pfedla.data.datasets import Dataset
+from pfedla.data.splits import NonIID2
 from pfedla.engine import FlatModel
 from pfedla.errors import ConfigError
 from pfedla.layers import LayerSpec
@@ -126,20 +127,37 @@ def test_every_user_takes_as_many_steps(images: int) -> None:
 
 
 def test_any_number_of_samples_gets_as_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    passes = set[tuple[str, int]]()
+    passes, skewed = set[tuple[str, int]](), set[tuple[str, int, float]]()
 
     def run(experiment: Experiment) -> Any:
         data, schedule = experiment.data, experiment.schedule
         passes.add((data.dataset, data.samples_per_client * schedule.rounds))
         assert (data.test_samples_per_client, schedule.eval_every) == (300, schedule.rounds)
+        if isinstance(experiment.split, NonIID2):
+            skewed.add((data.dataset, data.samples_per_client, experiment.split.dominance))
         if data.samples_per_client == 60:
             raise ConfigError("too few")
         return SimpleNamespace(summary={"accuracy_mean": 0.5, "commit": "abc", "compiled_loop": "avx2"})
 
     monkeypatch.setattr(samples, "run_experiment", run)
-    found = [samples.measure(column, size, {}) for column, _ in samples.columns() for size in samples.SIZES]
-    assert len(found) == 8 * len(samples.SIZES)
+    found = [samples.measure(column, point, {}) for column, point in samples.plan()]
+    assert [samples.point_of(row) for row in found] == [point for _, point in samples.plan()]
+    assert len(found) == 8 * len(samples.SIZES) + 4 * (len(samples.DOMINANCES) - 1)
     wanted = {"emnist-digits": 12000, "fashion-mnist": 12000, "cifar10": 4000, "cifar100": 4000}
     assert all(abs(count - wanted[dataset]) <= 60 for dataset, count in passes)
-    assert "| cifar100-10-non-iid-2 | - | 50.00 | 50.00 | 50.00 | 26.29 |" in samples.table(found)
+    assert skewed == {
+        *((dataset, 200, times) for dataset in wanted for times in samples.DOMINANCES),
+        *((dataset, size, 15 if dataset == "cifar100" else 3) for dataset in wanted for size in samples.SIZES),
+    }
+    by_size, by_dominance = samples.table(found).split("\n\n")
+    assert "| cifar100-10-non-iid-2 | - | 50.00 | 50.00 | 50.00 | 26.29 |" in by_size
+    assert by_dominance.splitlines()[2:] == [
+        f"| {name}-10-non-iid-2 | 50.00 | 50.00 | 50.00 | 50.00 | {paper} |"
+        for name, paper in (
+            ("cifar10", "39.79"),
+            ("fashion-mnist", "65.60"),
+            ("emnist", "80.72"),
+            ("cifar100", "26.29"),
+        )
+    ]
     assert "| cifar10-10-non-iid-1 | - | - | - | - | 59.44 |" in samples.table([])

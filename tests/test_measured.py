@@ -771,7 +771,7 @@ def lowest(run: dict[str, Any]) -> int:
 
 
 def test_what_the_page_says_of_numbers_of_samples() -> None:
-    printed = {column.name: paper for column, paper in samples.columns()}
+    printed = {column.name: paper for column, paper in samples.columns().items()}
     below: dict[int, list[float]] = {}
     for row in rows("samples"):
         if "accuracy_mean" in row:
