@@ -407,11 +407,9 @@ def pareto(comparisons: tuple[Path, ...], against: str | None, within: float, ou
     for name, some in found.items():
         if len(found) > 1:
             _say(f"{name}, what no other beats in both:")
-        most = max(point.seeds for point in some)
         for point in frontier(some, up):
-            fewer = f" ({point.seeds} of {most} seeds)" if point.seeds < most else ""
             spread = "" if point.spread is None else f" ± {point.spread:.2f}"
-            _say(f"{point.megabytes:10,.1f} MB  {point.score:.2f}{spread}  {point.label}{fewer}")
+            _say(f"{point.megabytes:10,.1f} MB  {point.score:.2f}{spread}  {point.label}")
     if len(found) > 1:
         _say(f"within {within:g} of {against} in all {len(found)} comparisons, the least traffic of all of them first:")
         for choice in good:

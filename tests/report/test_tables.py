@@ -68,8 +68,19 @@ def test_comparisons_stand_side_by_side() -> None:
     lines = overview({"one": one, "other": of("wide", 0.6)}).splitlines()
     assert lines[0] == "| method | one | other |"
     assert lines[2] == "| `alone` | 51.00 ± 1.41 | - |"
-    assert lines[3] == "| `wide` | **75.00** (1 of 2) | 60.00 |"
+    assert lines[3] == "| `wide` | 75.00 (1 of 2) | 60.00 |"
     assert overview({"one": one}, ["mb-down"]).splitlines()[3] == "| `wide` | 1.0 (1 of 2) |"
+
+
+def test_the_best_is_one_that_was_run_with_all_seeds() -> None:
+    def of(label: str, **accuracies: float) -> list[dict[str, Any]]:
+        return [{**summary(a, 10**6, int(seed[1:])), "label": label} for seed, a in accuracies.items()]
+
+    one = of("most", s0=0.6, s1=0.5) + of("easy", s0=0.9) + of("less", s1=0.52, s0=0.54) + of("other", s2=0.95, s0=0.9)
+    marked = [line for line in overview({"one": one}).splitlines() if "**" in line]
+    assert marked == []  # nobody has all three
+    marked = [line for line in overview({"one": one[:-2]}).splitlines() if "**" in line]
+    assert marked == ["| `most` | **55.00 ± 7.07** |"]
 
 
 def test_differences_are_taken_seed_by_seed() -> None:
@@ -116,8 +127,9 @@ def test_comparisons_side_by_side_mark_the_smallest_error_and_the_largest_accura
     both = {"classes": wide, "numbers": [errors(0.5, 1, "alone"), errors(0.75, 1, "wide")]}
     assert overview(both).splitlines()[2:] == ["| `alone` | 50.00 | **0.5** |", "| `wide` | **75.00** | 0.75 |"]
     seeds = [*both["numbers"], errors(0.25, 1, "alone", 1), errors(0.625, 1, "wide", 1), errors(1, 1, "worse")]
+    seeds.append(errors(0.875, 1, "worse", 1))
     lines = overview({"numbers": seeds}, against="alone").splitlines()
-    assert lines[2:] == ["| `wide` | **+0.3125 ± 0.08839** |", "| `worse` | +0.5 (1 of 2) |"]
+    assert lines[2:] == ["| `wide` | **+0.3125 ± 0.08839** |", "| `worse` | +0.5625 ± 0.08839 |"]
 
 
 def test_runs_with_different_headlines_cannot_be_compared() -> None:

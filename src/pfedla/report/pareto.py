@@ -65,12 +65,21 @@ def points(summaries: Sequence[dict[str, Any]]) -> list[Point]:
 
 
 def frontier(found: Sequence[Point], higher_is_better: bool = True) -> list[Point]:
-    """Return the points that no other beats in both, from the least traffic to the most."""
+    """Return the points that no other beats in both, from the least traffic to the most.
+
+    What was run with fewer seeds than others is none of them: it may have been lucky.
+    """
     sign, best = 1 if higher_is_better else -1, list[Point]()
-    for point in sorted(found, key=lambda point: (point.megabytes, -sign * point.score)):
+    for point in sorted(_complete(found), key=lambda point: (point.megabytes, -sign * point.score)):
         if not best or sign * point.score > sign * best[-1].score:
             best.append(point)
     return best
+
+
+def _complete(found: Sequence[Point]) -> list[Point]:
+    """Return the points that were run with as many seeds as any."""
+    seeds = max((point.seeds for point in found), default=0)
+    return [point for point in found if point.seeds == seeds]
 
 
 def everywhere(
@@ -100,7 +109,8 @@ def draw_pareto(
 ) -> None:
     """Draw the headline against megabytes: a colour per codec, a marker per method, the frontier as a line.
 
-    Every comparison has a panel, in which `chosen` is circled; colours and markers mean the same in all of them.
+    Every comparison has a panel, in which `chosen` is circled; colours and markers mean the same in all of them. What
+    was run with fewer seeds than others is pale.
     """
     found = {name: points(summaries) for name, summaries in comparisons.items()}
     every = [point for some in found.values() for point in some]
@@ -110,8 +120,9 @@ def draw_pareto(
     for axis, (name, summaries) in zip(panels, comparisons.items(), strict=True):
         _panel(axis, found[name], summaries[0], against, within, chosen, codecs, methods)
     where = " in all panels" if len(found) > 1 else ""
-    title = f"Circled: the least traffic within {within:g} of {against}{where}.  Line: the best with no more traffic"
-    figure.suptitle(title, fontsize=9, color=_INK, fontweight="bold", x=0.01, ha="left")
+    title = f"Circled: the least traffic within {within:g} of {against} (the band){where}.  "
+    title += "Line: the best with no more traffic"
+    figure.suptitle(title, fontsize=8, color=_INK, fontweight="bold", x=0.01, ha="left")
     by_codec = [Line2D([], [], marker="o", ls="none", ms=5.5, label=c, **_style(i)) for i, c in enumerate(codecs)]
     by_method = [
         Line2D([], [], marker=_MARKERS[i % len(_MARKERS)], ls="none", ms=5.5, mfc="#d5dbe0", mec=_FAINT, label=method)
@@ -145,14 +156,16 @@ def _panel(
     edge = reference.score - within * sign
     axis.axhspan(*sorted((edge, reference.score)), color="#eef1f3", zorder=0)
     axis.axhline(edge, color=_FAINT, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
-    words = f"{against} less {within:g}" if up else f"{against} and {within:g} more"
-    _say_at(axis, edge, words, sign)
     shown = [point for point in found if sign * (reference.score - point.score) <= DEPTH * within or not within]
     line = [point for point in best if point in shown]
     axis.plot([point.megabytes for point in line], [point.score for point in line], drawstyle="steps-post",
               color=_FAINT, linewidth=1.1, zorder=2)  # fmt: skip
+    complete = _complete(found)
     looks = {
-        point: (_MARKERS[methods.index(point.method) % len(_MARKERS)], _style(codecs.index(point.codec)))
+        point: (
+            _MARKERS[methods.index(point.method) % len(_MARKERS)],
+            _style(codecs.index(point.codec)) | ({} if point in complete else {"alpha": 0.35}),
+        )
         for point in found
     }
     for point in shown:
@@ -178,10 +191,9 @@ def _panel(
         axis.spines[side].set_visible(False)
     of = f"{first['dataset']}, {first['clients']} clients, {first['rounds']} rounds"
     fewest, seeds = (pick(point.seeds for point in found) for pick in (min, max))
-    over = (
-        f"{fewest} to {seeds} seeds" if fewest < seeds else f"{seeds} seeds" if seeds > 1 else f"seed {first['seed']}"
-    )
-    axis.set_title(f"{of}, {over}", fontsize=8, color=_INK, loc="left")
+    over = f"{seeds} seeds" if seeds > 1 else f"seed {first['seed']}"
+    over += " (pale: fewer)" if fewest < seeds else ""
+    axis.set_title(f"{of}, {over}", fontsize=7.5, color=_INK, loc="left")
 
 
 def _draw_beyond(axis: Axes, points: Sequence[tuple[Point, str, dict[str, Any]]], sign: int) -> None:
@@ -190,19 +202,14 @@ def _draw_beyond(axis: Axes, points: Sequence[tuple[Point, str, dict[str, Any]]]
     height, last = ends[1] - ends[0], ends[0] if sign > 0 else ends[1]
     ticks = [tick for tick in axis.get_yticks() if ends[0] <= tick <= ends[1]]
     axis.axhline(last, color=_FAINT, linewidth=0.8, linestyle=":", zorder=1)
-    _say_at(axis, last, "off the scale", sign)
+    axis.annotate("off the scale", (1, last), (-2, -3 * sign), xycoords=("axes fraction", "data"), zorder=6, ha="right",
+                  textcoords="offset points", va="top" if sign > 0 else "bottom", fontsize=7, color=_FAINT)  # fmt: skip
     for row, (point, marker, style) in enumerate(points):
         place = last - (0.04 + 0.045 * (row % 4)) * height * sign  # in turn, so that figures do not cover each other
         axis.plot(point.megabytes, place, marker, markersize=5.5, linestyle="none", zorder=4, **style)
         axis.annotate(f"{point.score:.3g}", (point.megabytes, place), (5, 0), textcoords="offset points", va="center",
                       fontsize=6.5, color=_INK, zorder=6)  # fmt: skip
     axis.set_yticks(ticks)
-
-
-def _say_at(axis: Axes, height: float, words: str, sign: int) -> None:
-    """Put words at the right end of a line, on its worse side."""
-    axis.annotate(words, (1, height), (-2, -3 * sign), xycoords=("axes fraction", "data"), textcoords="offset points",
-                  ha="right", va="top" if sign > 0 else "bottom", fontsize=7, color=_FAINT, zorder=6)  # fmt: skip
 
 
 def in_words(settings: dict[str, Any]) -> str:

@@ -93,9 +93,10 @@ def overview(
     """Return values of several comparisons as a Markdown table: a row per method, a column per comparison and value.
 
     Cells are means over the seeds with their standard deviation; where a method has fewer seeds than others, their
-    number stands beside it. The best of a column, over the seeds that all have, is in bold. With a method to hold the
-    others `against`, cells are the differences from it, taken seed by seed: what makes one seed harder than another for
-    everybody falls out. `average` adds the mean over all comparisons, seed by seed, of the methods that are in all.
+    number stands beside it. The best of the methods that have all seeds of a column is in bold: fewer may have been the
+    easier ones. With a method to hold the others `against`, cells are the differences from it, taken seed by seed: what
+    makes one seed harder than another for everybody falls out. `average` adds the mean over all comparisons, seed by
+    seed, of the methods that are in all.
     """
     kinds: dict[str, _Column] = {}  # by heading
     cells: Cells = {}
@@ -123,10 +124,9 @@ def overview(
     lines += [[f"`{label}`"] for label in cells]
     for name, kind in kinds.items():
         column = {label: row[name] for label, row in cells.items() if row.get(name)}
-        seeds = max(map(len, column.values()), default=0)
-        common = set.intersection(*map(set, column.values())) if column else set()
-        shared = {label: fmean(found[seed] for seed in sorted(common)) for label, found in column.items() if common}
-        best = _best(list(shared.values()), kind._replace(better=0) if against is not None and kind.traffic else kind)
+        seeds = set[int]().union(*column.values())
+        complete = {label: fmean(found.values()) for label, found in column.items() if found.keys() == seeds}
+        best = _best(list(complete.values()), kind._replace(better=0) if against is not None and kind.traffic else kind)
         for line, label in zip(lines[2:], cells, strict=True):
             of_seeds = list(column.get(label, {}).values())
             mean, count = fmean(of_seeds or [math.nan]), len(of_seeds)
@@ -136,8 +136,8 @@ def overview(
             text = ("+" if against is not None and mean > 0 else "") + kind.form(mean)
             text += f" ± {kind.form(_spread(of_seeds))}" if count > 1 else ""
             line.append(
-                (f"**{text}**" if shared.get(label) == best is not None else text)
-                + (f" ({count} of {seeds})" if count < seeds else "")
+                (f"**{text}**" if complete.get(label) == best is not None else text)
+                + (f" ({count} of {len(seeds)})" if count < len(seeds) else "")
             )
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
