@@ -772,13 +772,43 @@ def lowest(run: dict[str, Any]) -> int:
 
 def test_what_the_page_says_of_numbers_of_samples() -> None:
     printed = {column.name: paper for column, paper in samples.columns().items()}
-    below: dict[int, list[float]] = {}
-    for row in rows("samples"):
-        if "accuracy_mean" in row:
-            below.setdefault(row["samples"], []).append(printed[row["column"]] - 100 * row["accuracy_mean"])
-    assert (len(below[60]), len(below[100])) == (7, 4)
-    says("docs/paper.md", f"that can have them, by {min(below[60]):.0f} to {max(below[60]):.0f} points")
-    assert [short > 0 for short in below[100]] == [True, True, False, True]  # the third is EMNIST
+    own = {column.name: samples.own_dominance(column) for column in samples.columns()}
+    found = {samples.point_of(row): 100 * row["accuracy_mean"] for row in rows("samples") if "accuracy_mean" in row}
+    above = {
+        size: {p.column: found[p] - printed[p.column] for p in found if p[1:] == (size, own[p.column])}
+        for size in samples.SIZES
+    }
+    assert (len(above[60]), len(above[200]), len(above[400])) == (7, 8, 8)
+    says(
+        "docs/paper.md",
+        "that can have them, by {:.0f} to {:.0f} points".format(*sorted(-x for x in above[60].values())[::6]),
+    )
+    assert [column for column, more in above[100].items() if more > 0] == ["emnist-10-non-iid-1"]
+    cifar, grey = ({c: more for c, more in above[200].items() if c.startswith("cifar") == of} for of in (True, False))
+    below, over = [-more for more in cifar.values()], list(grey.values())
+    says(
+        "docs/paper.md",
+        f"four columns of CIFAR, by {min(below):.0f} to {max(below):.0f} points, and above it in the four of",
+    )
+    says("docs/paper.md", f"28x28 images, by {min(over):.0f} to {max(over):.0f}. CIFAR-100, non-IID_1, asks for 400")
+    assert (len(below), len(over)) == (4, 4)
+    assert (
+        abs(above[400]["cifar100-10-non-iid-1"]) < 1 < min(-above[n]["cifar100-10-non-iid-1"] for n in (60, 100, 200))
+    )
+    three = {c: found[c, 200, 3.0] - printed[c] for c in own if own[c]}
+    assert sorted(three, key=three.__getitem__)[1:] == [
+        f"{d}-10-non-iid-2" for d in ("cifar10", "emnist", "fashion-mnist")
+    ]
+    more = found["cifar10-10-non-iid-2", 200, 6.0] - printed["cifar10-10-non-iid-2"]
+    assert (round(three["cifar10-10-non-iid-2"]), round(three["fashion-mnist-10-non-iid-2"]), round(more)) == (-3, 5, 7)
+    low, high = (found["cifar100-10-non-iid-2", 200, times] for times in (3.0, 15.0))
+    says(
+        "docs/paper.md",
+        f"Local is at {low:.2f} where the paper has {printed['cifar100-10-non-iid-2']:.2f}",
+    )
+    says("docs/paper.md", f"is at {high:.2f}; beyond 17 times")
+    assert [round(6 * times / (6 * times + 94), 2) for times in (3, 15)] == [0.16, 0.49]
+    assert (200 - 94) // 6 == 17
 
 
 def test_what_the_page_says_of_600_rounds() -> None:
