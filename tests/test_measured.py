@@ -33,6 +33,10 @@ def figures(name: str, label: str, key: str, seeds: int) -> list[float]:
     return [found[seed] for seed in sorted(found)]
 
 
+def labels(name: str) -> set[str]:
+    return {row["label"] for row in rows(name)}
+
+
 def percent(name: str, label: str, key: str = "accuracy_mean", seeds: int = 99) -> list[float]:
     """Return a figure of a method by seed, in %."""
     return [100 * value for value in figures(name, label, key, seeds)]
@@ -99,6 +103,18 @@ def test_what_the_pages_say_of_the_class_prior() -> None:
     local, fedavg, pfedla = (mean(name, label) for label in ("local", "fedavg", "pfedla"))
     assert fedavg < local < pfedla < mean(name, "fedavg", prior)
     assert abs(mean(name, "fedavg", prior) - mean(name, "pfedla", prior)) < 1
+
+
+def test_what_the_readme_says_of_pfedla_among_all_methods() -> None:
+    name = "seeds-cifar10-non-iid-1"
+    means = {label: mean(name, label) for label in labels(name)}
+    order = sorted(means, key=lambda label: -means[label])
+    text = (
+        f"of the {len(order)} rows measured in this column, `pfedla` is {order.index('pfedla') + 1}th and `{order[0]}`"
+    )
+    says("README.md", text + f", FedAvg trained on locally, first ({means[order[0]]:.2f}).")
+    lead = [a - b for a, b in zip(percent(name, "pfedla"), percent(name, "local"), strict=True)]
+    assert 0 < fmean(lead) < stdev(lead)
 
 
 def above(name: str, method: str, other: str, key: str = "accuracy_mean") -> str:
@@ -187,7 +203,9 @@ def test_what_the_page_says_of_cifar_10_over_three_seeds() -> None:
     says(page, "SCAFFOLD is {} above FedAvg on non-IID_1 and {} below".format(*both("scaffold", "fedavg")))
     says(page, "**APFL** is {} and {} above Local".format(*both("apfl", "local")))
     says(page, "**LG-FedAvg** {} and {}. **Similarity**".format(*both("lg-fedavg", "local")))
-    says(page, f"on non-IID_2 that gains {above(names[1], 'similarity-layer', 'local')}.")
+    says(
+        page, f"level with Local on non-IID_1 and {above(names[1], 'similarity-layer', 'local')} above it on non-IID_2."
+    )
     for name, label in ((names[0], "similarity-model"), (names[1], "similarity-model"), (names[0], "similarity-layer")):
         assert abs(mean(name, label) - mean(name, "local")) < 0.1
     for text, label in (
@@ -273,10 +291,12 @@ def test_what_the_pages_say_of_the_hypernetworks_step() -> None:
         f"pfedla,hyper_optimizer={step}" for step in ("adam,hyper_lr=0.0003", "adam,hyper_lr=0.001", "sgd,hyper_lr=1.0")
     ]
     small, large, printed = (fmean(mean(name, step) for name in names) for step in steps)
-    text = f"best mean, {small - large:.1f} points before Adam with 0.001 and {small - printed:.1f} before the printed"
+    text = (
+        f"best mean, {small - large:.1f} points ahead of Adam with 0.001 and {small - printed:.1f} ahead of the printed"
+    )
     says("docs/paper.md", text)
     small, large, printed = (fmean(mean(name, step) for name in names if "emnist" not in name) for step in steps)
-    text = f"Adam with 0.001 is {large - small:.1f} before 0.0003, and that {small - printed:.1f} before the printed"
+    text = f"Adam with 0.001 is {large - small:.1f} ahead of 0.0003, which is {small - printed:.1f} ahead of"
     says("docs/paper.md", text)
     gains = []
     for name in ("emnist-letters-dirichlet", "groups"):
@@ -307,7 +327,9 @@ def test_what_the_pages_say_of_the_hypernetworks_step() -> None:
     moving = [row["label"] for row in rows("step-fashion-mnist") if row["label"].startswith("pfedla")]
     moving = [label for label in moving if not label.endswith(("=0.005", "=0.1"))]
     costs = [local - mean("step-fashion-mnist", label) for label in moving]
-    says("docs/paper.md", f"costs {min(costs):.1f} to {max(costs):.1f} points against Local where α moves")
+    says("docs/paper.md", f"cost {min(costs):.1f} to {max(costs):.1f} points against Local where α moved")
+    later = [above("seeds-fashion-mnist-non-iid-1", "local", label) for label in ("pfedla", steps[2])]
+    says("docs/paper.md", "costs [{}, and {} with the printed step]".format(*later))
 
 
 def test_what_the_pages_say_of_retained_layers() -> None:
@@ -343,18 +365,28 @@ def test_what_the_pages_say_of_pfedla_x_in_the_papers_columns() -> None:
         others = rows(f"paper/{column}")
         assert {run["rounds"]} == {row["rounds"] for row in others}
         leads.append(100 * (run["accuracy_mean"] - max(row["accuracy_mean"] for row in others)))
-    text = (
-        f"of what is measured there and before the class prior is told, by {min(leads):.1f} to {max(leads):.1f} points"
-    )
     assert min(leads) > 0
-    says("docs/paper.md", text)
+    says("docs/paper.md", f"before the class prior is told, by {min(leads):.1f} to {max(leads):.1f} points")
+    for seeds, times in ((1, 3), (3, 1)):  # of the method table's columns
+        first = 0
+        for name in (f"seeds-{column}" for column in COLUMNS):
+            means = {label: mean(name, label, seeds=seeds) for label in labels(name)}
+            first += max(means, key=means.__getitem__) == "pfedla-x"
+        assert first == times
     fedavg = cell("cifar10-10-non-iid-2", "FedAvg")
     falls = [100 * value for value in (at_round(fedavg["curve"], 20), fedavg["accuracy_mean"])]
-    says("docs/paper.md", "so does FedAvg, from {:.2f} in round 20 to {:.2f}".format(*falls))
+    says("docs/paper.md", "FedAvg falls on non-IID_2, too, from {:.2f} in round 20 to {:.2f}".format(*falls))
     assert fedavg["losses"][-1] - fedavg["losses"][0] == pytest.approx(1, abs=0.05)
-    (run,) = rows("beyond-cifar10-10-non-iid-2")
-    best, last = (100 * run[key] for key in ("best_round_accuracy_mean", "accuracy_mean"))
-    says("docs/paper.md", f"it falls from {best:.2f} in round {run['best_round']} to {last:.2f}")
+    for split, text in (
+        (2, "it falls from {:.2f} in round {} to {:.2f}"),
+        (1, "non-IID_1 from {:.2f} in round {} to {:.2f}"),
+    ):
+        (run,) = rows(f"beyond-cifar10-10-non-iid-{split}")
+        best, last = (100 * run[key] for key in ("best_round_accuracy_mean", "accuracy_mean"))
+        says("docs/paper.md", text.format(best, run["best_round"], last))
+    for name in ("Local", "pFedLA"):
+        curve = cell("cifar10-10-non-iid-2", name)["curve"]
+        assert abs(at_round(curve, 100) - at_round(curve, 60)) < 0.001
 
 
 def test_the_runs_of_a_method_are_of_one_commit_and_one_setting_of_the_compiled_loop() -> None:
@@ -427,7 +459,10 @@ def test_what_the_page_says_of_weights_over_the_rounds() -> None:
     says(page, "(own weight {}, {}, {} and {})".format(*own))
     group, own = course("pfedla-x", "group"), course("pfedla-x", "own")
     assert own[1:] == sorted(own[1:], reverse=True)
-    says(page, f"({own[1]} in round 20) and gives it up round by round ({own[-1]} in round 60)")
+    says(
+        page,
+        f"({own[0]} in round 10, {own[1]} in round 20), then gives weight back round by round ({own[-1]} in round 60)",
+    )
     says(page, f"to its group ({group[1]}, then {group[-1]})")
 
 
@@ -608,8 +643,15 @@ def test_what_the_page_says_of_curvature() -> None:
 
 def test_what_the_pages_say_of_other_versions() -> None:
     step = "pfedla,hyper_optimizer=sgd,hyper_lr=1.0"
+    changed = "experiments.updated_first.UpdatedFirst,hyper_optimizer=sgd,hyper_lr=1.0"
     other, one = (mean(f"{name}-cifar10-non-iid-1", step, seeds=1) for name in ("anew", "updated-first"))
-    says("docs/paper.md", f"gave {other:.2f} in place of {one:.2f} for the first")
+    says("docs/paper.md", f"moved the first of them ({other:.2f} with another version")
+    assert (
+        0
+        < one - other
+        < one - mean("updated-first-cifar10-non-iid-1", changed)
+        < stdev(percent("seeds-cifar10-non-iid-1", step))
+    )
 
 
 def test_what_the_page_says_of_figure_1() -> None:
@@ -707,7 +749,8 @@ def test_what_the_page_says_agrees_with_the_paper_and_does_not() -> None:
         (cifar2, "FedAvg", "FedAvg, {} (44.89)"),
         (cifar2, "HeurpFedLA", "HeurpFedLA is at {} (49.06)"),
         (cifar2, "Adam", "(0.94 and 0.82), pFedLA is at {}."),
-        (fashion2, "FedAvg", "and FedAvg is at {} on non-IID_2."),
+        (fashion2, "FedAvg", "and FedAvg, after 200 rounds, is at {} on non-IID_2."),
+        (cifar1, "pFedHN", "And pFedHN, {} (46.98)"),
         (fashion2, "FedAvg", "while FedAvg goes on to {}."),
         (fashion2, "pFedLA", "pFedLA stops at {} while"),
         (fashion2, "Adam", "after 200, with {}."),
@@ -741,12 +784,15 @@ def test_what_the_page_says_agrees_with_the_paper_and_does_not() -> None:
     printed, adam = own_weights(cell(cifar2, "pFedLA")), own_weights(cell(cifar2, "Adam"))
     assert min(printed["conv2"], printed["fc1"]) > 0.99
     says(page, f"are on the way there ({adam['conv2']:.2f} and {adam['fc1']:.2f})")
-    early, late = (
+    early, then, soon, late = (
         dict(zip(cell(fashion2, "pFedLA")["layers"], at_round(cell(fashion2, "pFedLA")["own"], t), strict=True))
-        for t in (60, 200)
+        for t in (60, 100, 120, 200)
     )
-    says(page, f"({early['fc1']:.2f} for itself in `fc1`, even would be 0.10)")
-    says(page, f"each client's own: {late['fc1']:.2f} after 200 rounds, `fc2` {late['fc2']:.2f}")
+    says(page, f"({early['fc1']:.2f} for itself in `fc1`, even would be 0.10), and after 100, too")
+    text = f"each client's own: {then['fc1']:.2f}, {soon['fc1']:.2f} in round 120 and {late['fc1']:.2f} after 200"
+    says(page, f"{text}, `fc2` {late['fc2']:.2f}")
+    level = [at_round(cell(fashion2, method)["curve"], 100) for method in ("pFedLA", "FedAvg")]
+    says(page, "and after 100, too ({:.2f} and {:.2f})".format(*(100 * value for value in level)))
     adams = cell(fashion2, "Adam")
     says(page, f"{at_round(adams['own'], 60)[2]:.2f} in `fc1` after 60 rounds with {100 * after['Adam']:.2f}")
     assert adams["layers"][2] == "fc1"
@@ -795,13 +841,13 @@ def test_what_the_page_says_of_numbers_of_samples() -> None:
     assert (
         abs(above[400]["cifar100-10-non-iid-1"]) < 1 < min(-above[n]["cifar100-10-non-iid-1"] for n in (60, 100, 200))
     )
-    three = {c: found[c, 200, 3.0] - printed[c] for c in own if own[c]}
+    three = {c: found[samples.Point(c, 200, 3.0)] - printed[c] for c in own if own[c]}
     assert sorted(three, key=three.__getitem__)[1:] == [
         f"{d}-10-non-iid-2" for d in ("cifar10", "emnist", "fashion-mnist")
     ]
-    more = found["cifar10-10-non-iid-2", 200, 6.0] - printed["cifar10-10-non-iid-2"]
+    more = found[samples.Point("cifar10-10-non-iid-2", 200, 6.0)] - printed["cifar10-10-non-iid-2"]
     assert (round(three["cifar10-10-non-iid-2"]), round(three["fashion-mnist-10-non-iid-2"]), round(more)) == (-3, 5, 7)
-    low, high = (found["cifar100-10-non-iid-2", 200, times] for times in (3.0, 15.0))
+    low, high = (found[samples.Point("cifar100-10-non-iid-2", 200, times)] for times in (3.0, 15.0))
     says(
         "docs/paper.md",
         f"Local is at {low:.2f} where the paper has {printed['cifar100-10-non-iid-2']:.2f}",
@@ -831,7 +877,16 @@ def test_what_the_page_says_of_saturation() -> None:
     for run in (cell("cifar10-10-non-iid-2", method) for method in ("Local", "FedAvg", "pFedLA")):
         assert lowest(run) == 20
         said.append(f"{min(run['losses']):.2f} to {run['losses'][-1]:.2f}")
-    says(page, "on non-IID_2 Local's from {}, FedAvg's from {}, pFedLA's from {}, while".format(*said))
+    says(page, "on non-IID_2 Local's from {}, FedAvg's from {}, pFedLA's from {}.".format(*said))
+    curves = {name: cell("cifar10-10-non-iid-2", name)["curve"] for name in ("FedAvg", "pFedLA", "Local")}
+    said = [f"{100 * at_round(curves['FedAvg'], t):.2f}" for t in (20, 100)]
+    says(page, f"accuracy falls there from {said[0]} to {said[1]}, while Local's and pFedLA's hardly move")
+    assert all(max(curves[name][1]) - min(curves[name][1]) < 0.005 for name in ("Local", "pFedLA"))
+    lowest_and_best = (100 * pick(curves["pFedLA"][1]) for pick in (min, max))
+    says(page, "has been between {:.2f} and {:.2f} since round 20".format(*lowest_and_best))
+    for method in ("FedRep", "FedBN", "FedFomo"):
+        curve = cell("cifar10-10-non-iid-2", {"FedRep": "fedrep,body_epochs=1"}.get(method, method))["curve"]
+        assert at_round(curve, 100) > at_round(curve, 80) > at_round(curve, 60)
     for method, rounds in {"FedAvg": [140, 160], "pFedLA": [80, 100], "Local": [20, 40]}.items():
         found = [cell(f"fashion-mnist-10-non-iid-{split}", method) for split in splits]
         assert sorted(map(lowest, found)) == rounds
