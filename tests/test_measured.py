@@ -712,10 +712,10 @@ def accuracy(column: str, method: str) -> str:
     return f"{100 * cell(column, method)['accuracy_mean']:.2f}"
 
 
-def rank_correlation(table: int, dataset: str, methods: int) -> str:
-    """Return what stands below Table 1 or 2 of the methods' order with 10 clients and the paper's."""
+def rank_correlation(table: int, dataset: str, methods: int, clients: int = 10) -> str:
+    """Return what stands below Table 1 or 2 of the methods' order and the paper's."""
     shown = (ROOT / "docs" / "reproduction.md").read_text().partition("### Table 2")[0 if table == 1 else 2]
-    (rho,) = re.findall(rf"order, {dataset}, 10 clients: ([+-][\d.]+) over {methods} methods", shown)
+    (rho,) = re.findall(rf"order, {dataset}, {clients} clients: ([+-][\d.]+) over {methods} methods", shown)
     return str(rho)
 
 
@@ -867,6 +867,29 @@ def test_what_the_page_says_of_600_rounds() -> None:
     assert 0.7 < max(abs(curve[600] - curve[200]) for curve in then.values()) < 0.8
     assert (orders[60][:2], orders[200][:2]) == ([one, other], [other, one])
     assert (orders[60][-1], orders[200][-1]) == ("fedrep,body_epochs=1", "local")
+
+
+def test_what_the_page_says_of_100_clients() -> None:
+    page, columns = "docs/paper.md", [f"fashion-mnist-100-non-iid-{split}" for split in (1, 2)]
+    tiny = "pfedla,hyper_optimizer=sgd,hyper_lr=1e-6"
+    for method, text in (
+        ("pFedLA", "pFedLA is at {} (98.87) on non-IID_1 and at {} (98.41) on non-IID_2"),
+        ("FedAvg", "FedAvg is at {} (98.36) and {} (98.25)"),
+        ("Local", "Local at {} (89.27) and {} (65.97)"),
+        ("HeurpFedLA", "HeurpFedLA is at {} (96.95) and {} (98.66)"),
+        ("fedrep,body_epochs=1", "is at {} (97.15; on non-IID_2 {}, 92.04)"),
+    ):
+        says(page, text.format(*(accuracy(column, method) for column in columns)))
+    for column in columns:
+        for method in ("pFedLA", "Adam"):
+            assert all(0.009 < weight < 0.012 for weight in cell(column, method)["own"][1][-1])
+    even = [mean(f"even-{column}", tiny) for column in columns]
+    says(page, "pFedLA is at {:.2f} and {:.2f}. So what it sends".format(*even))
+    assert all(
+        abs(mean(f"paper/{column}", STEPS["pFedLA"]) - one) < 0.7 for column, one in zip(columns, even, strict=True)
+    )
+    rho = [rank_correlation(n, "FashionMNIST", 5, 100) for n in (1, 2)]
+    says(page, "Rank correlation with the paper's order: {} and {} over five methods".format(*rho))
 
 
 def test_what_the_page_says_of_saturation() -> None:

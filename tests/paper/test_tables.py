@@ -91,7 +91,9 @@ def test_cells_are_means_over_seeds_beside_the_papers(places: Places, put: Put) 
     assert "10 clients, fashion-mnist, 200 rounds, 300 test images each, 3 seeds" in sheet.groups[0].heading
     assert "scale laptop" in sheet.title
     text = "\n".join(sheet.notes)
-    assert "first in 1 of 1 columns, and first or within one standard deviation in 1 (paper, same columns" in text
+    assert (
+        "first in 1 of 1 columns that have both, and first or within one standard deviation in 1 (paper, same" in text
+    )
     assert "FashionMNIST, 10 clients: -0.50 over 3 methods" in text
     assert "Measured by commit abc." in text
     assert "weights for themselves" not in text  # none are known

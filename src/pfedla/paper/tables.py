@@ -134,8 +134,8 @@ def _counts(item: Item, sides: Sequence[_Both]) -> list[str]:
         first, near = count_first([side.theirs for side in usable], OURS)
         lines.append(
             f"Among the methods measured here, without the rows with Adam: first in {ours_first} of {len(usable)} "
-            f"columns, and first or within one standard deviation in {ours_near} (paper, same columns and methods: "
-            f"{first} and {near})."
+            f"columns that have both, and first or within one standard deviation in {ours_near} (paper, same columns "
+            f"and methods: {first} and {near})."
         )
         both = [side.ours for side in usable if set(WITH_ADAM) <= side.ours.keys()]
         if both:
