@@ -123,9 +123,11 @@ def main() -> None:
             machine = replace(experiment.machine, workers=options.workers, data_dir=options.data_dir)
             data = replace(experiment.data, validation=options.validation)
             about = {"rounds": schedule.rounds, "newcomers": options.newcomers}
+            about |= {"gradients": options.gradients, "validation": options.validation}
             one = found.setdefault(key, {"commit": commit(), **about, "rows": []})
-            if {name: one[name] for name in about} != about:
-                parser.error(f"{key} was measured with {one['rounds']} rounds and {one['newcomers']} newcomers")
+            if differing := [name for name in about if one[name] != about[name]]:
+                was = ", ".join(f"{name}: {one[name]}" for name in differing)
+                parser.error(f"{key} was measured with other settings ({was}): name another file")
             done = {row["method"] for row in one["rows"]}
             missing = [method for method in options.method or METHODS if method not in done]
             experiment = replace(experiment, schedule=schedule, machine=machine, data=data)

@@ -1,8 +1,8 @@
 """How many samples a client has, and how many more of its dominant classes: Local with several numbers of both.
 
 The paper does not say. Local depends on the data, the model and SGD alone, so its printed accuracy tells. Columns are
-those of `pfedla paper` with 10 clients, seed 0, and as many steps for any number of samples as 200 samples take in 60
-rounds on 28x28 images, and in 20 on CIFAR. Results are collected as JSON; what is there already is not measured again.
+those of `pfedla paper` with 10 clients, seed 0, and as many passes over samples for any number of them as 200 take in
+60 rounds on 28x28 images, and in 20 on CIFAR. Results are collected as JSON; what is there is not measured again.
 
     python -m experiments.samples --json results/samples.json --data-dir ~/data
     python -m experiments.samples --json results/samples.json --print    # the tables
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pfedla.data.splits import NonIID2
-from pfedla.errors import PfedlaError
-from pfedla.experiment import run_experiment
+from pfedla.errors import ConfigError
+from pfedla.experiment import federation_of, run_experiment
 from pfedla.paper.grid import ITEMS, METHODS, Cell, Column, Wanted, columns_of, experiment_of, facts_of
 from pfedla.paper.printed import TABLE1, TABLE2
 
@@ -63,7 +63,7 @@ def plan() -> list[tuple[Column, Point]]:
 
 
 def measure(column: Column, point: Point, machine: dict[str, Any]) -> dict[str, Any]:
-    """Return Local's figures at a point; why there are none, if the data are too few."""
+    """Return Local's figures at a point; why there are none, if the split refuses so few samples."""
     experiment = experiment_of(Cell(column, LOCAL, 0), "laptop", machine)
     rounds = round(ROUNDS[column.place.dataset] * 200 / point.samples)
     split = experiment.split
@@ -77,9 +77,10 @@ def measure(column: Column, point: Point, machine: dict[str, Any]) -> dict[str, 
     )
     about = {**point._asdict(), "rounds": rounds}
     try:
-        summary = run_experiment(experiment).summary
-    except PfedlaError as error:
+        federation = federation_of(experiment)
+    except ConfigError as error:  # the split refuses so few
         return {**about, "why_not": str(error)}
+    summary = run_experiment(experiment, federation=federation).summary
     return {**about, **{key: summary[key] for key in ("accuracy_mean", "commit", "compiled_loop")}}
 
 

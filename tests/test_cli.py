@@ -245,6 +245,9 @@ def test_pareto_draws_a_comparison_and_names_the_least_traffic(pfedla: Any) -> N
     assert out.rstrip().splitlines()[-2].endswith(" MB; codec: int8")
     code, _, err = pfedla("pareto", "some", "--against", "fedavgg")
     assert (code, "unknown method 'fedavgg': did you mean 'fedavg'" in err) == (2, True)
+    for within in ("-1", "nan"):
+        code, _, err = pfedla("pareto", "some", "--within", within)
+        assert (code, "--within" in err) == (2, True)
     code, _, err = pfedla("pareto", "some/local-seed0")
     assert (code, "is no comparison" in err) == (1, True)
 

@@ -14,14 +14,14 @@ import pytest
 import torch
 from torch import nn
 
-from experiments import curvature, per_fedavg, samples
+from experiments import curvature, newcomers, per_fedavg, samples
 from pfedla import Regression
 from pfedla.comparison import parse_variant
 from pfedla.config import Experiment, merge, read_tables
 from pfedla.data.datasets import Dataset
 from pfedla.data.splits import NonIID2
 from pfedla.engine import FlatModel
-from pfedla.errors import ConfigError
+from pfedla.errors import ConfigError, DataError
 from pfedla.layers import LayerSpec
 from pfedla.training import Samples, Task, Training
 
@@ -126,19 +126,22 @@ def test_every_user_takes_as_many_steps(images: int) -> None:
     assert float(next(iter(meta.values()))) == pytest.approx(w * (1 - 2 * beta * (1 - 2 * alpha)) ** 3, rel=1e-5)
 
 
-def test_any_number_of_samples_gets_as_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_number_of_samples_gets_as_many_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     passes, skewed = set[tuple[str, int]](), set[tuple[str, int, float]]()
 
-    def run(experiment: Experiment) -> Any:
+    def refuse(experiment: Experiment) -> None:
+        if experiment.data.samples_per_client == 60:
+            raise ConfigError("too few")
+
+    def run(experiment: Experiment, federation: None) -> Any:
         data, schedule = experiment.data, experiment.schedule
         passes.add((data.dataset, data.samples_per_client * schedule.rounds))
         assert (data.test_samples_per_client, schedule.eval_every) == (300, schedule.rounds)
         if isinstance(experiment.split, NonIID2):
             skewed.add((data.dataset, data.samples_per_client, experiment.split.dominance))
-        if data.samples_per_client == 60:
-            raise ConfigError("too few")
         return SimpleNamespace(summary={"accuracy_mean": 0.5, "commit": "abc", "compiled_loop": "avx2"})
 
+    monkeypatch.setattr(samples, "federation_of", refuse)
     monkeypatch.setattr(samples, "run_experiment", run)
     found = [samples.measure(column, point, {}) for column, point in samples.plan()]
     assert [samples.point_of(row) for row in found] == [point for _, point in samples.plan()]
@@ -147,7 +150,7 @@ def test_any_number_of_samples_gets_as_many_steps(monkeypatch: pytest.MonkeyPatc
     assert all(abs(count - wanted[dataset]) <= 60 for dataset, count in passes)
     assert skewed == {
         *((dataset, 200, times) for dataset in wanted for times in samples.DOMINANCES),
-        *((dataset, size, 15 if dataset == "cifar100" else 3) for dataset in wanted for size in samples.SIZES),
+        *((dataset, size, 15 if dataset == "cifar100" else 3) for dataset in wanted for size in samples.SIZES[1:]),
     }
     by_size, by_dominance = samples.table(found).split("\n\n")
     assert "| cifar100-10-non-iid-2 | - | 50.00 | 50.00 | 50.00 | 26.29 |" in by_size
@@ -161,3 +164,35 @@ def test_any_number_of_samples_gets_as_many_steps(monkeypatch: pytest.MonkeyPatc
         )
     ]
     assert "| cifar10-10-non-iid-1 | - | - | - | - | 59.44 |" in samples.table([])
+
+
+def test_samples_are_not_called_too_few_where_files_are_missing(tmp_path: Path) -> None:
+    column, point = samples.plan()[0]
+    with pytest.raises(DataError, match="found none of its files"):
+        samples.measure(column, point, {"data_dir": str(tmp_path)})
+
+
+def test_newcomers_of_other_settings_are_not_put_into_one_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = list[list[str]]()
+
+    def measure(_: Experiment, missing: list[str], *__: int) -> list[dict[str, Any]]:
+        asked.append(missing)
+        return [{"method": method, "0": 0.5} for method in missing]
+
+    monkeypatch.setattr(newcomers, "measure", measure)
+    (tmp_path / "one.toml").write_text("[data]\nclients = 4\n")
+
+    def call(*words: str) -> None:
+        command = ["newcomers", str(tmp_path / "one.toml"), "--json", str(tmp_path / "found.json"), *words]
+        monkeypatch.setattr("sys.argv", command)
+        newcomers.main()
+
+    call("--method", "pfedla")
+    call("--method", "pfedla", "--method", "fedavg")
+    assert asked == [["pfedla"], ["fedavg"]]
+    for other, was in ((("--gradients", "3"), "gradients: 10"), (("--validation", "0.2"), "validation: None")):
+        with pytest.raises(SystemExit):
+            call(*other)
+        assert f"measured with other settings ({was})" in capsys.readouterr().err

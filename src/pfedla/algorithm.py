@@ -134,13 +134,6 @@ class Algorithm(Settings, ABC, Generic[State]):
         trained = task.fit(received)
         return trained, self.send(change(trained, received), examples=task.examples)
 
-    def still_owed(self, owed: Layers, upload: Payload) -> Layers:  # noqa: ARG002
-        """Return what a client owes of earlier changes, of which a codec lost a part, when it sends this upload.
-
-        By default all of it. Less, where the server keeps only a share of what it misses.
-        """
-        return owed
-
     def personalize(self, own: Layers, got: Payload, task: Task) -> Layers:  # noqa: ARG002
         """Return the model that is scored and served: by default what was received, else the client's own."""
         return got.fill(own)

@@ -390,7 +390,13 @@ cli.add_command(paper)
 @cli.command()
 @click.argument("comparisons", nargs=-1, required=True, type=_path, metavar="COMPARISON...")
 @click.option("--against", metavar="METHOD", help="What the others are held against; by default the first method.")
-@click.option("--within", type=float, default=1.0, show_default=True, help="How much worse than that is good enough.")
+@click.option(
+    "--within",
+    type=click.FloatRange(min=0),
+    default=1.0,
+    show_default=True,
+    help="How much worse than that is good enough.",
+)
 @click.option("--out", type=_path, default=Path("pareto.png"), show_default=True, help="The picture to write.")
 def pareto(comparisons: tuple[Path, ...], against: str | None, within: float, out: Path) -> None:
     """Draw the headline against all traffic, and name the least traffic that is good enough: in every comparison."""
@@ -478,7 +484,8 @@ def data_show(settings: Tables, changes: Tables, out: Path) -> None:  # noqa: AR
     counts, classes = federation.counts, federation.classes
     if not classes:  # targets are no labels
         counts, classes = np.array([[[len(part) for part in own]] for own in federation.data.values()]), ("samples",)
-    _say(federation_table(counts, classes, names=federation.names, title=title, groups=groups))
+    scored = federation.scored_on
+    _say(federation_table(counts, classes, names=federation.names, title=title, groups=groups, scored=scored))
     for words in federation.shifts:
         _say(words)
     draw_federation(out, counts, classes, title, names=federation.names, groups=groups)

@@ -158,10 +158,9 @@ class Runtime:
         setting = self.setting
         normal = system_normal if setting.deployed else normal_of(setting.seed, job.t, job.client)
         upload = private(upload, setting.privacy, type(setting.algorithm).__name__, normal)
-        owed = setting.algorithm.still_owed(job.kept.owed, upload)
-        due = with_owed(upload, owed)
+        due = with_owed(upload, job.kept.owed)
         packed = self._coding.pack(due, "up", [job.client], job.t)
-        owed = owed_after(due, self._coding.unpack(packed, "up"), owed)
+        owed = owed_after(due, self._coding.unpack(packed, "up"), job.kept.owed)
         return Kept(own, job.kept.rounds + 1, owed), packed
 
     def personalize(self, job: Job) -> Layers:

@@ -275,6 +275,19 @@ def test_products_with_equal_models_differ_by_rounding_however_small_they_are(si
     assert largest > 2**10  # so that the products' own sizes would not do
 
 
+def test_products_with_models_that_are_all_alike_are_alike_to_the_bit() -> None:
+    """However a matrix product rounds its columns: of large layers, by more than the bound allows for."""
+
+    def rounding(x: Tensor, rows: Tensor) -> Tensor:
+        return x @ rows.T + 0.1 * torch.arange(len(rows))
+
+    delta, rows = torch.randn(2, 5), torch.randn(1, 5).repeat(4, 1)
+    g = inner_products({"a": delta}, {"a": rows}, ("a",), rounding)
+    assert torch.equal(g, (delta @ rows[:1].T)[:, None].expand(2, 1, 4))
+    rows[3, 2] += 1
+    torch.testing.assert_close(inner_products({"a": delta}, {"a": rows}, ("a",), rounding)[:, 0], rounding(delta, rows))
+
+
 def test_the_bound_of_a_product_is_that_of_cauchy_and_schwarz() -> None:
     delta, theta = draw(2, 1), draw(3, 2)
     for i in range(2):

@@ -147,3 +147,18 @@ def test_every_split_is_registered_under_its_name() -> None:
         "non-iid-2": NonIID2,
     }
     assert names == SPLITS
+
+
+def test_no_swap_is_tried_once_every_set_of_classes_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None could help, and with hundreds of groups trying all takes minutes."""
+    tried = list[int]()
+
+    def product(*_: Any) -> tuple[()]:
+        tried.append(1)
+        return ()
+
+    monkeypatch.setattr("pfedla.data.splits.itertools.product", product)
+    y = np.repeat(np.arange(5), 400)
+    held = class_counts(y, partition(y, Groups(40, 2), clients=40, samples_per_client=20, seed=0)).sum(axis=2) > 0
+    assert len(np.unique(held, axis=0)) == 10
+    assert not tried

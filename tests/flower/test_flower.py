@@ -17,7 +17,7 @@ from safetensors.torch import save as to_safetensors
 
 import pfedla
 from pfedla.algorithm import Algorithm
-from pfedla.algorithms import FedFomo, FedPer, PFedLA
+from pfedla.algorithms import FedFomo, FedPer, PFedLA, PFedLAPeers
 from pfedla.client import Kept, Setting, threads
 from pfedla.codec import Codec
 from pfedla.errors import ConfigError, RunError, plain
@@ -423,7 +423,9 @@ def at(question: Message, t: int) -> bool:
     return question.metadata.message_type == "train" and order(question.content).t == t
 
 
-@pytest.mark.parametrize("method", [PFedLA(retain=1), FedPer()], ids=["pfedla", "fedper"])
+@pytest.mark.parametrize(
+    "method", [PFedLA(retain=1), PFedLAPeers(retain=1, peers=2), FedPer()], ids=["pfedla", "pfedla-peers", "fedper"]
+)
 def test_a_site_that_lost_its_disk_is_sent_what_the_server_knows(tmp_path: Path, method: Algorithm[Any]) -> None:
     made, grid = deployed(tmp_path, method, schedule=Schedule(seed=3, rounds=4, eval_every=4), test_seed=9)
 
@@ -440,7 +442,7 @@ def test_a_site_that_lost_its_disk_is_sent_what_the_server_knows(tmp_path: Path,
     assert [took[t, 0] for t in (1, 2, 3, 4)] == [True, True, False, True]
     sent = [decode(payload(q.content), made.setting(made.code()).spec.names).sent for q, _ in grid.messages if at(q, 4)]
     mine, others = sent[0], sent[1:]
-    if isinstance(method, PFedLA):  # all of it, the retained layer among it
+    if isinstance(method, PFedLA | PFedLAPeers):  # all of it, the retained layer among it
         assert mine.all()
         assert all(not other.all() for other in others)
     else:  # the head never left it: it begins anew

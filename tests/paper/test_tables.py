@@ -91,9 +91,7 @@ def test_cells_are_means_over_seeds_beside_the_papers(places: Places, put: Put) 
     assert "10 clients, fashion-mnist, 200 rounds, 300 test images each, 3 seeds" in sheet.groups[0].heading
     assert "scale laptop" in sheet.title
     text = "\n".join(sheet.notes)
-    assert (
-        "first in 1 of 1 columns that have both, and first or within one standard deviation in 1 (paper, same" in text
-    )
+    assert "first in 1 of 1 columns that have both (paper, same columns and its methods of them: 1). One seed" in text
     assert "FashionMNIST, 10 clients: -0.50 over 3 methods" in text
     assert "Measured by commit abc." in text
     assert "weights for themselves" not in text  # none are known
@@ -142,12 +140,23 @@ def test_the_step_of_adam_is_no_rival_of_the_literal_one(places: Places, put: Pu
     (sheet,) = table_of_methods(ITEMS["table1"], places, WANTED)
     text = "\n".join(sheet.notes)
     assert "Among the methods measured here, without the rows with Adam: first in 1 of 1" in text
-    assert "With Adam in place of the literal step: 1 and 1 of 1." in text
+    assert "With Adam in place of the literal step: 1 of 1." in text
     for column in (1, 4):  # the best of all, and the best of what is counted
         assert [row[0].text for row in sheet.rows if row[column].best] == ["pFedLA", "pFedLA, Adam"]
     put(Cell(COLUMN, ROWS["FedRep, half for the body"], 0), 0.75)  # this one is
     (sheet,) = table_of_methods(ITEMS["table1"], places, WANTED)
     assert "Among the methods measured here, without the rows with Adam: first in 0 of 1" in "\n".join(sheet.notes)
+
+
+def test_what_is_within_a_deviation_is_counted_where_there_are_deviations(places: Places, put: Put) -> None:
+    for name, accuracy in {"Local": 0.5, "FedAvg": 0.6, "pFedLA": 0.59, "HeurpFedLA": 0.55}.items():
+        for seed, more in enumerate((0.0, 0.02)):
+            put(Cell(COLUMN, ROWS[name], seed), accuracy + more)
+    (sheet,) = table_of_methods(ITEMS["table1"], places, WANTED)
+    said = (
+        "first in 0 of 1 columns that have both, and first or within one standard deviation in 1 (paper, same columns"
+    )
+    assert f"{said} and its methods of them: 1 and 1)." in "\n".join(sheet.notes)
 
 
 def test_fewer_methods_are_shown_and_the_best_is_that_of_all(places: Places, put: Put) -> None:

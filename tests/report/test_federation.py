@@ -33,6 +33,7 @@ def test_the_table_names_each_clients_classes_largest_first() -> None:
         ["1", "1,000", "1", "1000 coat"],
         ["all", "1,025", "3", "3 of 3 classes"],
     ]
+    assert "validation" in text(federation_table(counts, ("bag", "coat", "dress"), scored="validation"))
 
 
 def test_the_table_sums_up_the_classes_beyond_the_largest() -> None:

@@ -58,6 +58,10 @@ def test_what_cannot_be_drawn_is_said_in_one_line(tmp_path: Path) -> None:
         call(one, "--kind", "weights", "-o", tmp_path / "fig.png")
     with pytest.raises(RunError, match="a-seed0 has no retained layers to draw"):
         call(one, "--kind", "retained", "-o", tmp_path / "fig.png")
+    for seed in (2, 3):
+        made(tmp_path / "others" / f"a-seed{seed}", seed=seed, weights=False, data=f"{seed}")
+    with pytest.raises(ConfigError, match="these runs have different data: name one of a-seed2, a-seed3"):
+        call(tmp_path / "others", "--kind", "federation", "-o", tmp_path / "fig.png")
     create(tmp_path / "begun", names=["a"]).release()
     with pytest.raises(RunError, match="none of these runs has been evaluated yet"):
         call(tmp_path / "begun", "-o", tmp_path / "fig.png")

@@ -183,6 +183,13 @@ def test_what_is_measured_of_a_run() -> None:
     assert all(0 < chance < 0.6 for chance in found["chance"])
     alone = measured(np.full((1, 2, 1, 2), 0.5), np.array([1]), ["fc"], np.array([0, 0]))
     assert alone["pair"] == [None]  # there is no other group
+    apart = np.kron(np.eye(2), np.full((2, 2), 0.5))[None, :, None]  # groups that give each other nothing
+    found = measured(apart, np.array([1]), ["fc"], np.array([0, 0, 1, 1]))
+    assert 1e8 < found["pair"][0] < 1e10
+    strangers = measured(apart, np.array([1]), ["fc"], np.array([0, 1, 0, 1]))
+    assert 0 < strangers["pair"][0] < 1e-8
+    made = [{"label": "x", **one} for one in (found, strangers)]
+    assert overall(made)[0]["pair"] == pytest.approx((found["pair"][0] * strangers["pair"][0]) ** 0.5)
 
 
 def test_the_table_has_means_over_runs() -> None:

@@ -111,6 +111,7 @@ def test_the_mean_over_comparisons_is_of_methods_that_are_in_all() -> None:
         "| method | easy, accuracy % | easy, mb-up | hard, accuracy % | hard, mb-up | mean, headline | mean, mb-up |"
     )
     assert lines[2].endswith("| 60.00 ± 14.14 | 2.0 ± 0.0 |")
+    assert overview(found, ("headline", "headline"), average=True) == overview(found, average=True)
 
 
 def test_the_headline_says_what_is_best() -> None:

@@ -71,8 +71,20 @@ def aggregate(alpha: Tensor, theta: Layers, names: tuple[str, ...], mix: Product
 def inner_products(
     delta: Layers, theta: Layers, names: tuple[str, ...], inner: Product = lambda x, rows: x @ rows.T
 ) -> Tensor:
-    """G_i[l, j] = <Δθ_i^l, θ_j^l> of the trained parameters alone: `(n, L, N)`."""
-    return torch.stack([inner(delta[name], theta[name]) for name in names], dim=1)
+    """G_i[l, j] = <Δθ_i^l, θ_j^l> of the trained parameters alone: `(n, L, N)`.
+
+    With models that are all alike, the products are so to the bit: a matrix product may round its columns differently.
+    """
+    products = []
+    for name in names:
+        g = inner(delta[name], theta[name])
+        products.append(g[:, :1].expand_as(g) if _alike(theta[name]) else g)
+    return torch.stack(products, dim=1)
+
+
+def _alike(rows: Tensor) -> bool:
+    """Say whether all rows are the same, as before the first round."""
+    return all(torch.equal(row, rows[0]) for row in rows[1:])
 
 
 def bounds(delta: Layers, theta: Layers, names: tuple[str, ...]) -> Tensor:

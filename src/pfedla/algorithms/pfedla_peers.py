@@ -229,6 +229,10 @@ class PFedLAPeers(Hypernetworks[PeerClients]):
         state.peers.candidates[ids] = chosen
         return state
 
+    def known(self, state: PeerClients, ids: Tensor) -> Layers:
+        """Return θ_i, the models that these clients trained last."""
+        return {key: rows[ids] for key, rows in state.clients.theta.items()}
+
     def diagnostics(self, state: PeerClients) -> dict[str, Tensor]:
         """Return the aggregation weights of all clients, α `(N, L, m + 1)`, and whose they are, `(N, m + 1)`."""
         alpha = hypernetwork(state.clients.body.value, state.clients.heads.value)

@@ -206,11 +206,6 @@ class Judged(Algorithm[State]):
         upload = self.send(change(trained, begun), examples=task.examples, path=rest.path, **shares)
         return trained | {START: a, SERVE: b, ROUNDS: rounds + 1}, upload
 
-    def still_owed(self, owed: Layers, upload: Payload) -> Layers:
-        """Return the share σ(a_i^l) of it that the server's begun misses: θ_i stays the server's plus what is owed."""
-        share = upload.values["start"]
-        return {name: rows * share[:, [upload.names.index(name)]].to(rows) for name, rows in owed.items()}
-
     def personalize(self, own: Layers, got: Payload, task: Task) -> Layers:
         """Return the served model, the client's own if it is alone; a mixture's running statistics are its own."""
         if not got.sent.any():

@@ -266,20 +266,26 @@ def _deal(rows: int, k: int, caps: Ints, rng: np.random.Generator) -> Bools:
 
 def _set_apart(held: Bools) -> None:
     """Swap columns between rows, in place, until no two rows are the same or no single swap helps."""
+    sets = math.comb(held.shape[1], int(held[0].sum()))
 
     def unique(row: int) -> bool:
         return int((held == held[row]).all(axis=1).sum()) == 1
 
-    for a, b in itertools.permutations(range(len(held)), 2):
+    for a in range(len(held)):
         if unique(a):
             continue
-        mine, theirs = np.flatnonzero(held[a] & ~held[b]), np.flatnonzero(held[b] & ~held[a])
-        for pair in itertools.product(mine, theirs):
-            swap = ([[a], [b]], list(pair))
-            held[swap] ^= True
-            if unique(a) and unique(b):
+        if len(np.unique(held, axis=0)) == sets:
+            return  # every set is some row's already
+        for b in range(len(held)):
+            mine, theirs = np.flatnonzero(held[a] & ~held[b]), np.flatnonzero(held[b] & ~held[a])
+            for pair in itertools.product(mine, theirs):
+                swap = ([[a], [b]], list(pair))
+                held[swap] ^= True
+                if unique(a) and unique(b):
+                    break
+                held[swap] ^= True
+            if unique(a):
                 break
-            held[swap] ^= True
 
 
 def _enough_in_total(task: Request) -> None:

@@ -130,17 +130,21 @@ def _counts(item: Item, sides: Sequence[_Both]) -> list[str]:
     lines = [said + f"standard deviation of the first in {near}."]
     usable = [side for side in sides if set(OURS) <= side.ours.keys() and len(side.theirs) > len(OURS)]
     if usable:
+        spread = all(entry.std is not None for side in usable for entry in side.ours.values())
         ours_first, ours_near = count_first([_without(side.ours, WITH_ADAM) for side in usable], OURS)
         first, near = count_first([side.theirs for side in usable], OURS)
         lines.append(
             f"Among the methods measured here, without the rows with Adam: first in {ours_first} of {len(usable)} "
-            f"columns that have both, and first or within one standard deviation in {ours_near} (paper, same columns "
-            f"and methods: {first} and {near})."
+            "columns that have both"
+            + (f", and first or within one standard deviation in {ours_near}" if spread else "")
+            + f" (paper, same columns and its methods of them: {first}"
+            + (f" and {near})." if spread else "). One seed has no deviation that others could be within.")
         )
         both = [side.ours for side in usable if set(WITH_ADAM) <= side.ours.keys()]
         if both:
             adam_first, adam_near = count_first([_without(ours, OURS) for ours in both], WITH_ADAM)
-            lines.append(f"With Adam in place of the literal step: {adam_first} and {adam_near} of {len(both)}.")
+            counted = f"{adam_first} and {adam_near}" if spread else adam_first
+            lines.append(f"With Adam in place of the literal step: {counted} of {len(both)}.")
     for column, ours, theirs, _ in sides:
         names = list(theirs)
         found = spearman([ours[name].mean for name in names], [theirs[name].mean for name in names])

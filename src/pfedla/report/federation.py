@@ -36,17 +36,19 @@ def federation_table(
     title: str | None = None,
     groups: Ints | None = None,
     most: int = 4,
+    scored: str = "test",
 ) -> Table:
     """Return a table with one row per client: its samples and its classes, the largest first.
 
-    `counts (clients, classes, 2)` are training and test samples, `groups` the clients' groups, for a column of their
-    own; `most` classes are named, of the others only the number is given. Without `names`, clients are numbered.
+    `counts (clients, classes, 2)` are training samples and those that clients are `scored` on, `groups` the clients'
+    groups, for a column of their own; `most` classes are named, of the others only the number is given. Without
+    `names`, clients are numbered.
     """
     table = Table(title=title, show_footer=True, header_style="bold", footer_style="bold")
     table.add_column("client", footer="all", justify="right" if names is None else "left")
     if groups is not None:
         table.add_column("group", footer=str(len(np.unique(groups))), justify="right")
-    for part, name in enumerate(("training", "test")):
+    for part, name in enumerate(("training", scored)):
         table.add_column(name, footer=f"{counts[..., part].sum():,}", justify="right")
     held = int((counts[..., 0].sum(axis=0) > 0).sum())
     table.add_column("classes (training samples)", footer=f"{held} of {len(classes)} classes")

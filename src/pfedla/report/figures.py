@@ -160,7 +160,9 @@ def _learned(run: Run, name: str, what: str) -> Result:
 
 
 def _federation(runs: Sequence[Run], path: Path, width: float) -> None:  # noqa: ARG001 (as large as its cells)
-    """Draw who holds what."""
+    """Draw who holds what, in runs that share their data."""
+    if len({run.facts.get("data") for run in runs}) > 1:
+        raise ConfigError(f"these runs have different data: name one of {', '.join(run.name for run in runs[:8])}")
     run = runs[0]
     counts, classes = run.record.holdings(), tuple(map(str, run.facts.get("classes", ())))
     if counts is None:

@@ -33,6 +33,7 @@ RESTARTS = 10  # of k-means
 STEPS = 100
 ROUNDING = 1e-6  # of eigenvalues from -1 to 1, where weights are in single precision
 GUESSES = 1000  # by which chance is told
+TINY = 1e-9  # the least share of weight in a ratio
 CELLS = 12  # of a picture's row that have room for numbers
 PARTS = {"own": "the client itself", "group": "others of its group", "rest": "other groups"}
 _INK, _FAINT = "#22303c", "#6b7a87"
@@ -144,8 +145,10 @@ def measured(alpha: np.ndarray, rounds: np.ndarray, layers: Sequence[str], group
     same = (groups[:, None] == groups[None]).sum(1) - 1.0
     near, far = same.mean(), (n - 1 - same).mean()
     final = {part: values[-1] for part, values in parts.items()}
-    with np.errstate(divide="ignore", invalid="ignore"):
-        pair = (final["group"] / near) / (final["rest"] / far)
+    pair = [None] * len(layers)
+    if near and far:
+        within, across = (np.maximum(final[part], TINY) / others for part, others in (("group", near), ("rest", far)))
+        pair = (within / across).tolist()
     return {
         "groups": groups.tolist(),
         "layers": list(layers),
@@ -153,7 +156,7 @@ def measured(alpha: np.ndarray, rounds: np.ndarray, layers: Sequence[str], group
         "rounds": rounds.tolist(),
         "shares": {part: _plain(values) for part, values in parts.items()},
         "index": _plain(index),
-        "pair": [float(ratio) if np.isfinite(ratio) else None for ratio in pair],
+        "pair": pair,
         "chance": [chance_of(found, groups) for found in clusters[-1]],
     }
 
@@ -177,7 +180,7 @@ def overall(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                     "runs": len(mine),
                     "layer": layer,
                     **{part: float(np.mean(values)) for part, values in last.items()},
-                    "pair": None if None in pairs else float(np.exp(np.mean(np.log(np.maximum(pairs, 1e-9))))),
+                    "pair": None if None in pairs else float(np.exp(np.mean(np.log(pairs)))),
                     "index": float(np.mean(index)),
                     "spread": float(np.std(index, ddof=1)) if len(index) > 1 else None,
                     "chance": float(np.mean([run["chance"][place] for run in mine])),

@@ -98,6 +98,7 @@ def overview(
     makes one seed harder than another for everybody falls out. `average` adds the mean over all comparisons, seed by
     seed, of the methods that are in all.
     """
+    values = list(dict.fromkeys(values))
     kinds: dict[str, _Column] = {}  # by heading
     cells: Cells = {}
     for name, summaries in comparisons.items():
