@@ -392,7 +392,7 @@ cli.add_command(paper)
 @click.option("--against", metavar="METHOD", help="What the others are held against; by default the first method.")
 @click.option(
     "--within",
-    type=click.FloatRange(min=0),
+    type=float,
     default=1.0,
     show_default=True,
     help="How much worse than that is good enough.",
@@ -400,6 +400,8 @@ cli.add_command(paper)
 @click.option("--out", type=_path, default=Path("pareto.png"), show_default=True, help="The picture to write.")
 def pareto(comparisons: tuple[Path, ...], against: str | None, within: float, out: Path) -> None:
     """Draw the headline against all traffic, and name the least traffic that is good enough: in every comparison."""
+    if not within >= 0:  # nor is NaN
+        raise ConfigError(f"--within must be 0 or more, not {within:g}")
     prepare_picture(out)
     runs = {str(path): _comparison(path) for path in comparisons}
     found = {name: points(summaries) for name, summaries in runs.items()}
