@@ -6,7 +6,7 @@ A table stands in a page between two comments, of which the first is the command
     <!-- end -->
 
 `pfedla paper NAME --print --results results/paper` stands in a page in the same way, and so do the tables of
-`python -m experiments.newcomers --json results/newcomers.json` and of `experiments.samples`.
+`python -m experiments.newcomers --json results/newcomers.json`, of `experiments.samples` and `experiments.over_rounds`.
 
 A test runs the same and compares. Pictures of the paper's figures, `docs/images/paper-NAME.png`, are what
 `pfedla paper NAME --print --draw` draws; they are drawn anew, too, and so are those of
@@ -27,12 +27,16 @@ from typing import Any
 
 from click.testing import CliRunner
 
-from experiments import newcomers, samples
+from experiments import newcomers, over_rounds, samples
 from pfedla.cli import cli
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "results" / "README.md")
-SCRIPTS: dict[str, Callable[[Any], str]] = {"newcomers": newcomers.table, "samples": samples.table}
+SCRIPTS: dict[str, Callable[[Any], str]] = {
+    "newcomers": newcomers.table,
+    "over_rounds": over_rounds.table,
+    "samples": samples.table,
+}
 SCRIPT = re.compile(
     r"(<!-- python -m experiments\.(\w+) --json (\S+)(?: --print)? -->\n).*?(<!-- end -->\n)", re.DOTALL
 )

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from experiments import curvature, newcomers, per_fedavg, samples
+from experiments import curvature, newcomers, over_rounds, per_fedavg, samples
 from pfedla import Regression
 from pfedla.comparison import parse_variant
 from pfedla.config import Experiment, merge, read_tables
@@ -22,6 +22,7 @@ from pfedla.data.datasets import Dataset
 from pfedla.data.splits import NonIID2
 from pfedla.engine import FlatModel
 from pfedla.errors import ConfigError, DataError
+from pfedla.experiment import run_experiment
 from pfedla.layers import LayerSpec
 from pfedla.training import Samples, Task, Training
 
@@ -196,3 +197,26 @@ def test_newcomers_of_other_settings_are_not_put_into_one_file(
         with pytest.raises(SystemExit):
             call(*other)
         assert f"measured with other settings ({was})" in capsys.readouterr().err
+
+
+def test_the_course_of_a_run_is_what_it_recorded(tmp_path: Path) -> None:
+    tables: dict[str, dict[str, Any]] = {
+        "algorithm": {"name": "pfedla-x"},
+        "data": {"clients": 3, "samples_per_client": 20},
+        "model": {"name": "mlp"},
+        "training": {"local_epochs": 5},
+        "schedule": {"rounds": 2, "eval_every": 1, "seed": 4},
+        "machine": {"workers": 1},
+    }
+    result = run_experiment(Experiment.from_tables(tables), tmp_path / "pfedla-x-seed4")
+    found = over_rounds.course(tmp_path / "pfedla-x-seed4")
+    assert (found["label"], found["seed"], found["rounds"]) == ("pfedla-x", 4, [1, 2])
+    assert found["accuracy"] == [line["accuracy_mean"] for line in result.history]
+    alpha = result.diagnostics["alpha"]  # (evaluations, clients, layers, clients)
+    own = np.mean([[alpha[1, i, place, i] for i in range(3)] for place in range(len(found["layers"]))], axis=1)
+    np.testing.assert_allclose(found["served"][1], own, atol=1e-5)
+    np.testing.assert_allclose(found["start"][1], result.diagnostics["start"][1].mean(0), atol=1e-5)
+    assert over_rounds.SHOWN == ("conv2", "fc1")
+    row = over_rounds.table([{**found, "layers": ["conv2", "fc1", "fc2"]}]).splitlines()[2].split(" | ")
+    assert row[:2] == ["| `pfedla-x`", "2"]
+    assert row[3] == f"{100 * result.history[1]['accuracy_after_training']:.2f}"

@@ -390,6 +390,37 @@ def test_what_the_pages_say_of_pfedla_x_in_the_papers_columns() -> None:
         assert abs(at_round(curve, 100) - at_round(curve, 60)) < 0.001
 
 
+def test_what_the_page_says_of_pfedla_x_over_the_rounds() -> None:
+    page = "docs/pfedla-x.md"
+    default, fixed = rows("x-rounds-cifar10-10-non-iid-2")
+    assert [run["label"] for run in (default, fixed)] == ["pfedla-x", "pfedla-x,eta_start=0"]
+
+    def at(run: dict[str, Any], key: str, t: int) -> Any:
+        return run[key][run["rounds"].index(t)]
+
+    def best(run: dict[str, Any]) -> str:
+        most = max(run["accuracy"])
+        return f"from {100 * most:.2f} in round {run['rounds'][run['accuracy'].index(most)]}"
+
+    says(page, f"{best(fixed)} to {100 * fixed['accuracy'][-1]:.2f}, by default {best(default)} to")
+    says(page, f"to {100 * default['accuracy'][-1]:.2f}. The served shares change by")
+    assert max(default["accuracy"][:2]) < min(default["accuracy"][2], default["accuracy"][5])
+    assert max(default["accuracy"][6:]) < default["accuracy"][5]
+    places = [default["layers"].index(layer) for layer in ("conv2", "fc1")]
+    assert {f"{at(default, 'start', t)[place]:.2f}" for t in (40, 60, 80, 100) for place in places} == {"0.01"}
+    says(page, f"the client's own there, {at(default, 'served', 100)[places[1]]:.2f} in `fc1`")
+    moved = np.array(at(default, "served", 100)) - np.array(at(default, "served", 60))
+    says(page, f"The served shares change by {np.abs(moved).max():.2f} at most after round 60")
+    after = [100 * at(default, "after_training", t) for t in (60, 100)]
+    says(page, "fall as well, from {:.2f} in round 60 to {:.2f}".format(*after))
+    says(page, f"from {at(default, 'loss', 10):.2f} in round 10 to {at(default, 'loss', 100):.2f}")
+    assert default["loss"] == sorted(default["loss"])
+    (other,) = rows("beyond-cifar10-10-non-iid-2")
+    assert default["accuracy"][-1] == other["accuracy_mean"]
+    half = cell("cifar10-10-non-iid-2", "fedrep,body_epochs=5")["curve"]
+    assert at_round(half, 100) < at_round(half, 40) - 0.02
+
+
 def test_the_runs_of_a_method_are_of_one_commit_and_one_setting_of_the_compiled_loop() -> None:
     """Files of earlier versions lack one or both: results/README.md says which commit added them."""
     earlier = {path for pattern in EARLIER for path in (ROOT / "results").glob(f"{pattern}.json")}
