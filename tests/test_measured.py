@@ -921,6 +921,33 @@ def test_what_the_page_says_of_600_rounds() -> None:
     assert (orders[60][-1], orders[200][-1]) == ("fedrep,body_epochs=1", "local")
 
 
+def test_what_the_page_says_of_cifar_100() -> None:
+    page, (one, two) = "docs/paper.md", (f"cifar100-10-non-iid-{split}" for split in (1, 2))
+    half = "fedrep,body_epochs=5"
+    for column, methods, text in (
+        (one, ("HeurpFedLA", "pFedLA"), "here, too, at {} (46.47) and {} (47.22), but"),
+        (one, (half, "Local"), "half of the epochs for its body at {} and Local at {} (41.68) beside them"),
+        (two, ("FedFomo", "fedrep,body_epochs=1"), "FedFomo, {} (27.33), and FedRep, {} (34.19), are ahead"),
+        (two, ("pFedLA", "HeurpFedLA"), "of pFedLA, {} (35.02), and HeurpFedLA, {} (35.42)"),
+        (two, ("Local", "Adam"), "Local is at {} (26.29), and pFedLA with Adam first of all, {} (rank"),
+    ):
+        says(page, text.format(*(accuracy(column, method) for method in methods)))
+    for method, text in (
+        ("FedAvg", "FedAvg is at {} (36.64) and {} (32.24)"),
+        ("FedBN", "FedBN at {} (45.18) and {} (34.94)"),
+    ):
+        says(page, text.format(*(accuracy(column, method) for column in (one, two))))
+    says(page, f"(rank correlation {rank_correlation(1, 'CIFAR100', 9)} over nine methods)")
+    says(page, f"(rank correlation {rank_correlation(2, 'CIFAR100', 9)})")
+    for column, first in ((one, STEPS["HeurpFedLA"]), (two, STEPS["Adam"])):
+        best = {row["label"]: row["accuracy_mean"] for row in rows(f"paper/{column}")}
+        best = {label: best[label] for label in best if column == two or "adam" not in label}
+        assert max(best, key=best.__getitem__) == first
+        assert len(best) == (10 if column == one else 12)
+    central = percent("central-cifar100", "local")
+    says(page, f"reaches {fmean(central):.1f} ± {stdev(central):.1f} ([results/central-cifar100.json]")
+
+
 def test_what_the_page_says_of_100_clients() -> None:
     page, columns = "docs/paper.md", [f"fashion-mnist-100-non-iid-{split}" for split in (1, 2)]
     tiny = "pfedla,hyper_optimizer=sgd,hyper_lr=1e-6"

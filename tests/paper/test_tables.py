@@ -91,7 +91,7 @@ def test_cells_are_means_over_seeds_beside_the_papers(places: Places, put: Put) 
     assert "10 clients, fashion-mnist, 200 rounds, 300 test images each, 3 seeds" in sheet.groups[0].heading
     assert "scale laptop" in sheet.title
     text = "\n".join(sheet.notes)
-    assert "first in 1 of 1 columns that have both (paper, same columns and its methods of them: 1). One seed" in text
+    assert "first in 1 of 1 columns that have both; in the paper, in 1 of them. One seed has no deviation" in text
     assert "FashionMNIST, 10 clients: -0.50 over 3 methods" in text
     assert "Measured by commit abc." in text
     assert "weights for themselves" not in text  # none are known
@@ -153,10 +153,8 @@ def test_what_is_within_a_deviation_is_counted_where_there_are_deviations(places
         for seed, more in enumerate((0.0, 0.02)):
             put(Cell(COLUMN, ROWS[name], seed), accuracy + more)
     (sheet,) = table_of_methods(ITEMS["table1"], places, WANTED)
-    said = (
-        "first in 0 of 1 columns that have both, and first or within one standard deviation in 1 (paper, same columns"
-    )
-    assert f"{said} and its methods of them: 1 and 1)." in "\n".join(sheet.notes)
+    said = "first in 0 of 1 columns that have both, and first or within one standard deviation in 1"
+    assert f"{said}; in the paper, in 1 and 1 of them." in "\n".join(sheet.notes)
 
 
 def test_fewer_methods_are_shown_and_the_best_is_that_of_all(places: Places, put: Put) -> None:

@@ -137,8 +137,12 @@ def _counts(item: Item, sides: Sequence[_Both]) -> list[str]:
             f"Among the methods measured here, without the rows with Adam: first in {ours_first} of {len(usable)} "
             "columns that have both"
             + (f", and first or within one standard deviation in {ours_near}" if spread else "")
-            + f" (paper, same columns and its methods of them: {first}"
-            + (f" and {near})." if spread else "). One seed has no deviation that others could be within.")
+            + f"; in the paper, in {first}"
+            + (
+                f" and {near} of them."
+                if spread
+                else " of them. One seed has no deviation that others could be within."
+            )
         )
         both = [side.ours for side in usable if set(WITH_ADAM) <= side.ours.keys()]
         if both:
