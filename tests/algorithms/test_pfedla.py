@@ -16,7 +16,7 @@ from experiments.updated_first import UpdatedFirst
 from pfedla.algorithm import Algorithm
 from pfedla.algorithms import HeurPFedLA, PFedLA, PFedLAPeers, SimilarityLayer, SimilarityModel
 from pfedla.algorithms.hypernetwork import hypernetwork, hypernetwork_gradient
-from pfedla.algorithms.pfedla import Clients, Hypernetworks, bounds, centred, inner_products
+from pfedla.algorithms.pfedla import Clients, Hypernetworks, bounds, centred, inner_products, products
 from pfedla.algorithms.pfedla_peers import PeerClients
 from pfedla.errors import ConfigError
 from pfedla.layers import Layers
@@ -276,16 +276,15 @@ def test_products_with_equal_models_differ_by_rounding_however_small_they_are(si
 
 
 def test_products_with_models_that_are_all_alike_are_alike_to_the_bit() -> None:
-    """However a matrix product rounds its columns: of large layers, by more than the bound allows for."""
-
-    def rounding(x: Tensor, rows: Tensor) -> Tensor:
-        return x @ rows.T + 0.1 * torch.arange(len(rows))
-
-    delta, rows = torch.randn(2, 5), torch.randn(1, 5).repeat(4, 1)
-    g = inner_products({"a": delta}, {"a": rows}, ("a",), rounding)
-    assert torch.equal(g, (delta @ rows[:1].T)[:, None].expand(2, 1, 4))
-    rows[3, 2] += 1
-    torch.testing.assert_close(inner_products({"a": delta}, {"a": rows}, ("a",), rounding)[:, 0], rounding(delta, rows))
+    """However a matrix product rounds its columns: in layers of a million values by more than the bound allows for."""
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randn(1, 1_000_000, generator=generator).repeat(10, 1)
+    delta = 1e-3 * torch.randn(10, 1_000_000, generator=generator) - 2e-3 * rows[0]  # as with weight decay
+    g = products(delta, rows)
+    assert torch.equal(g, g[:, :1].expand_as(g))
+    torch.testing.assert_close(g, delta @ rows.T, rtol=1e-4, atol=0)
+    rows[9, 7] += 1
+    assert torch.equal(products(delta, rows), delta @ rows.T)
 
 
 def test_the_bound_of_a_product_is_that_of_cauchy_and_schwarz() -> None:

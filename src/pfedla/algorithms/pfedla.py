@@ -42,6 +42,7 @@ __all__ = [
     "centred",
     "head_rows",
     "inner_products",
+    "products",
     "retained",
 ]
 
@@ -68,23 +69,18 @@ def aggregate(alpha: Tensor, theta: Layers, names: tuple[str, ...], mix: Product
     return {key: mix(alpha[:, layer[key]].contiguous().to(rows), rows) for key, rows in theta.items()}
 
 
-def inner_products(
-    delta: Layers, theta: Layers, names: tuple[str, ...], inner: Product = lambda x, rows: x @ rows.T
-) -> Tensor:
-    """G_i[l, j] = <Δθ_i^l, θ_j^l> of the trained parameters alone: `(n, L, N)`.
+def products(x: Tensor, rows: Tensor) -> Tensor:
+    """Return <x_i, rows_j>, `(n, N)`; to the bit the same for all j if all rows are, as before the first round.
 
-    With models that are all alike, the products are so to the bit: a matrix product may round its columns differently.
+    A matrix product may round its columns differently, in large layers by more than `centred` takes for rounding.
     """
-    products = []
-    for name in names:
-        g = inner(delta[name], theta[name])
-        products.append(g[:, :1].expand_as(g) if _alike(theta[name]) else g)
-    return torch.stack(products, dim=1)
+    g = x @ rows.T
+    return g[:, :1].expand_as(g) if all(torch.equal(row, rows[0]) for row in rows[1:]) else g
 
 
-def _alike(rows: Tensor) -> bool:
-    """Say whether all rows are the same, as before the first round."""
-    return all(torch.equal(row, rows[0]) for row in rows[1:])
+def inner_products(delta: Layers, theta: Layers, names: tuple[str, ...], inner: Product = products) -> Tensor:
+    """G_i[l, j] = <Δθ_i^l, θ_j^l> of the trained parameters alone: `(n, L, N)`."""
+    return torch.stack([inner(delta[name], theta[name]) for name in names], dim=1)
 
 
 def bounds(delta: Layers, theta: Layers, names: tuple[str, ...]) -> Tensor:
