@@ -74,8 +74,9 @@ def draw() -> None:
         printed(f"paper fig1 fig5 fig6 fig7 --print --results results/paper --draw {shlex.quote(folder)}")
         for name, path in pictures().items():
             shutil.copy(Path(folder) / f"{name}.png", path)
-    found = " ".join(f"results/where-fashion-mnist-{shift}.json" for shift in ("labels", "inputs"))
-    printed(f"groups {found} --out docs/images/where-fashion-mnist.png")
+    for name in ("fashion-mnist", "cifar10"):
+        found = " ".join(f"results/where-{name}-{shift}.json" for shift in ("labels", "inputs"))
+        printed(f"groups {found} --out docs/images/where-{name}.png")
     found = " ".join(f"results/codecs-{name}.json" for name in ("cifar10", "fashion-mnist"))
     printed(f"pareto {found} --against pfedla --out docs/images/codecs.png")
 

@@ -34,7 +34,7 @@ def figures(name: str, label: str, key: str, seeds: int) -> list[float]:
     return [found[seed] for seed in sorted(found)]
 
 
-def labels(name: str) -> set[str]:
+def methods_of(name: str) -> set[str]:
     return {row["label"] for row in rows(name)}
 
 
@@ -108,7 +108,7 @@ def test_what_the_pages_say_of_the_class_prior() -> None:
 
 def test_what_the_readme_says_of_pfedla_among_all_methods() -> None:
     name = "seeds-cifar10-non-iid-1"
-    means = {label: mean(name, label) for label in labels(name)}
+    means = {label: mean(name, label) for label in methods_of(name)}
     order = sorted(means, key=lambda label: -means[label])
     text = (
         f"of the {len(order)} rows measured in this column, `pfedla` is {order.index('pfedla') + 1}th and `{order[0]}`"
@@ -371,7 +371,7 @@ def test_what_the_pages_say_of_pfedla_x_in_the_papers_columns() -> None:
     for seeds, times in ((1, 3), (3, 1)):  # of the method table's columns
         first = 0
         for name in (f"seeds-{column}" for column in COLUMNS):
-            means = {label: mean(name, label, seeds=seeds) for label in labels(name)}
+            means = {label: mean(name, label, seeds=seeds) for label in methods_of(name)}
             first += max(means, key=means.__getitem__) == "pfedla-x"
         assert first == times
     fedavg = cell("cifar10-10-non-iid-2", "FedAvg")
@@ -464,6 +464,74 @@ def test_what_the_page_says_of_accuracy_by_group() -> None:
     one, another, alone = mean(labels, "fedavg"), mean(inputs, "fedavg"), mean(inputs, "local")
     says(page, f"({one:.1f} %)")
     says(page, f"({another:.1f}, as Local's {alone:.1f})")
+
+
+def test_what_the_page_says_of_groups_on_cifar_10() -> None:
+    page, printed = "docs/where-clients-differ.md", "pfedla,hyper_optimizer=sgd,hyper_lr=1"
+    shifts = ("labels", "inputs")
+    lines = {
+        (shift, line["label"], line["layer"]): line
+        for shift in shifts
+        for line in overall(rows(f"where-cifar10-{shift}"))
+    }
+    assert {line["runs"] for line in lines.values()} == {3}
+
+    def ratio(shift: str, label: str, layer: str) -> str:
+        found: float = lines[shift, label, layer]["pair"]
+        return f"{found:.1f}" if found >= 10 else f"{found:.2f}"
+
+    def found(shift: str, label: str, layer: str) -> str:
+        return f"{lines[shift, label, layer]['index']:.2f}"
+
+    ends = [ratio(shift, printed, layer) for shift in shifts for layer in ("fc2", "fc3")]
+    says(page, "has {} and {} times the weight of one of another with labels that differ, {} and {} with".format(*ends))
+    ends = [found(shift, printed, layer) for shift in shifts for layer in ("fc2", "fc3")]
+    says(page, "with labels ({} and {}) and not with inputs ({} and {}, no more than by chance)".format(*ends))
+    for layer in ("fc2", "fc3"):
+        assert lines["inputs", printed, layer]["index"] < lines["inputs", printed, layer]["chance"]
+        assert lines["labels", printed, layer]["index"] > 2 * lines["labels", printed, layer]["chance"]
+    says(page, "parts with both, {} and {},".format(*(ratio(shift, printed, "conv1") for shift in shifts)))
+    for shift in shifts:
+        for run in rows(f"where-cifar10-{shift}"):
+            if run["label"] == printed:
+                later = np.array(run["shares"]["own"])[1:]
+                assert later[:, [run["layers"].index(layer) for layer in ("conv2", "fc1")]].min() > 0.94
+        assert all(
+            abs(lines[shift, label, f"bn{n}"]["pair"] - 1) < 0.13 for label in (printed, "pfedla-x") for n in (1, 2)
+        )
+        pairs = {layer: line["pair"] for (s, label, layer), line in lines.items() if (s, label) == (shift, "pfedla-x")}
+        assert max(pairs, key=pairs.__getitem__) == "conv2"
+    says(page, "with labels ({}) more than with inputs ({});".format(*(ratio(s, "pfedla-x", "conv2") for s in shifts)))
+    assert lines["labels", "pfedla-x", "fc3"]["index"] == 1
+    says(page, f"labels ({ratio('labels', 'pfedla-x', 'fc3')}, found in all three seeds) and hardly with inputs")
+    says(page, f"({ratio('inputs', 'pfedla-x', 'fc3')}, {found('inputs', 'pfedla-x', 'fc3')})")
+
+    def reached(shift: str, label: str) -> str:
+        return f"{mean(f'where-methods-cifar10-{shift}', label):.1f}"
+
+    told = "clustered,groups=3"
+    for text, cells in (
+        ("far below the oracle ({} and {})", [(shift, told) for shift in shifts]),
+        ("at the client, is first ({});", [("labels", "fedper")]),
+        ("Local with the printed step ({} and {})", [("labels", printed), ("labels", "local")]),
+        ("below it with its default ({}), and", [("labels", "pfedla")]),
+        ("is at Local's level ({})", [("labels", "pfedla-x")]),
+        ("are first, pFedLA-X ({}) before", [("inputs", "pfedla-x")]),
+        ("with the printed step ({}) and its default ({})", [("inputs", printed), ("inputs", "pfedla")]),
+        ("trained on locally follows ({}), and FedPer", [("inputs", "fedavg-ft")]),
+        ("keeps the wrong end, is last ({})", [("inputs", "fedper")]),
+    ):
+        says(page, text.format(*(reached(*one) for one in cells)))
+    for shift, first in (
+        ("labels", [told, "fedper", printed]),
+        ("inputs", [told, "pfedla-x", printed, "pfedla", "fedavg-ft"]),
+    ):
+        name = f"where-methods-cifar10-{shift}"
+        order = sorted(methods_of(name), key=lambda label, name=name: -mean(name, label))  # type: ignore[misc]
+        assert order[: len(first)] == first
+        assert shift == "labels" or order[-1] == "fedper"
+    alone = [mean(f"where-methods-cifar10-{shift}", "local", seeds=1) for shift in shifts]
+    assert alone[0] == alone[1]
 
 
 def test_what_the_page_says_of_less_training() -> None:
