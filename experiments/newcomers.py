@@ -125,8 +125,8 @@ def main() -> None:
             about = {"rounds": schedule.rounds, "newcomers": options.newcomers}
             about |= {"gradients": options.gradients, "validation": options.validation}
             one = found.setdefault(key, {"commit": commit(), **about, "rows": []})
-            if differing := [name for name in about if one[name] != about[name]]:
-                was = ", ".join(f"{name}: {one[name]}" for name in differing)
+            if differing := [name for name in about if one.get(name) != about[name]]:
+                was = ", ".join(f"{name}: {one.get(name)}" for name in differing)
                 parser.error(f"{key} was measured with other settings ({was}): name another file")
             done = {row["method"] for row in one["rows"]}
             missing = [method for method in options.method or METHODS if method not in done]

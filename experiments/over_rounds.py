@@ -1,7 +1,9 @@
 """How runs of pFedLA-X go over their rounds: accuracy, loss, and how much of its own each layer starts from and serves.
 
-python -m experiments.over_rounds --json results/x-rounds-cifar10-10-non-iid-2.json runs/x-rounds/*-seed0
-python -m experiments.over_rounds --json results/x-rounds-cifar10-10-non-iid-2.json    # the table
+Runs are named by their folders, and collected; those of the same label and seed are replaced.
+
+    python -m experiments.over_rounds --json results/x-rounds-cifar10-10-non-iid-2.json runs/x-rounds/*-seed0
+    python -m experiments.over_rounds --json results/x-rounds-cifar10-10-non-iid-2.json    # the table
 """
 
 from __future__ import annotations

@@ -390,13 +390,7 @@ cli.add_command(paper)
 @cli.command()
 @click.argument("comparisons", nargs=-1, required=True, type=_path, metavar="COMPARISON...")
 @click.option("--against", metavar="METHOD", help="What the others are held against; by default the first method.")
-@click.option(
-    "--within",
-    type=float,
-    default=1.0,
-    show_default=True,
-    help="How much worse than that is good enough.",
-)
+@click.option("--within", type=float, default=1.0, show_default=True, help="How much worse than that is good enough.")
 @click.option("--out", type=_path, default=Path("pareto.png"), show_default=True, help="The picture to write.")
 def pareto(comparisons: tuple[Path, ...], against: str | None, within: float, out: Path) -> None:
     """Draw the headline against all traffic, and name the least traffic that is good enough: in every comparison."""
