@@ -450,10 +450,10 @@ def test_what_the_page_says_of_accuracy_by_group() -> None:
         order = sorted({row["label"] for row in rows(file)}, key=lambda label: -mean(file, label))
         assert order[:3] == [told, "pfedla-x", "pfedla"]
         assert [label for label in order if "pfedla" not in label][1] == best
-        seeds = {label: len(percent(file, label)) for label in order}
-        assert sorted(label for label in order if seeds[label] == 1) == ["ditto", "fedala", "fedamp", "fedrep"]
-        assert set(seeds.values()) == {1, 3}
-    assert mean(labels, "fedper") > mean(labels, "lg-fedavg")
+        assert {len(percent(file, label)) for label in order} == {3}
+        not_run = {"fedfomo", "similarity-model", "apfl", "pfedhn", "pfedme", "scaffold", "fedprox", "per-fedavg"}
+        assert not not_run & {label.partition(",")[0] for label in order}
+    assert mean(labels, "fedper") > mean(labels, "fedavg-ft") > mean(labels, "lg-fedavg") > mean(labels, printed)
     assert mean(inputs, "fedper") < mean(inputs, "lg-fedavg")
     says(page, f"by {above(labels, 'pfedla', 'fedper')} points over FedPer")
     says(page, f"by {above(inputs, 'pfedla', 'lg-fedavg')} over LG-FedAvg")
