@@ -133,17 +133,14 @@ def _counts(item: Item, sides: Sequence[_Both]) -> list[str]:
         spread = all(entry.std is not None for side in usable for entry in side.ours.values())
         ours_first, ours_near = count_first([_without(side.ours, WITH_ADAM) for side in usable], OURS)
         first, near = count_first([side.theirs for side in usable], OURS)
-        lines.append(
-            f"Among the methods measured here, without the rows with Adam: first in {ours_first} of {len(usable)} "
-            "columns that have both"
-            + (f", and first or within one standard deviation in {ours_near}" if spread else "")
-            + f"; in the paper, in {first}"
-            + (
-                f" and {near} of them."
-                if spread
-                else " of them. One seed has no deviation that others could be within."
-            )
-        )
+        line = "Among the methods measured here, without the rows with Adam: "
+        line += f"first in {ours_first} of {len(usable)} columns that have both"
+        if spread:
+            line += f", and first or within one standard deviation in {ours_near}"
+            line += f"; in the paper, in {first} and {near} of them."
+        else:
+            line += f"; in the paper, in {first} of them. One seed has no deviation that others could be within."
+        lines.append(line)
         both = [side.ours for side in usable if set(WITH_ADAM) <= side.ours.keys()]
         if both:
             adam_first, adam_near = count_first([_without(ours, OURS) for ours in both], WITH_ADAM)
