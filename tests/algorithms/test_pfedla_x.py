@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pfedla.algorithms import FedAvg, Local, PFedLAX
-from pfedla.algorithms.pfedla_x import between, climbed, judged, teachers, weights_of_others
+from pfedla.algorithms.pfedla_x import between, climbed, judged, risen, teachers, weights_of_others
 from pfedla.client import Setting
 from pfedla.codec import Codec
 from pfedla.engine import FlatModel
@@ -93,7 +93,8 @@ def test_logits_of_others_climb_the_mean_gradients_inner_products() -> None:
     z, g, path, ids = drawn(2, 3, 5), drawn(2, 3, 5, seed=1), torch.tensor([0.5, 2.0]), torch.tensor([2, 0])
     among = teachers(torch.arange(5).expand(2, -1), ids, torch.tensor([True, True, True, True, False]))
     bound = torch.full((2, 3), 9.0).double()
-    found = climbed(z, g, bound, path, among, eta=0.7)
+    rise = risen(g, bound, path, among)
+    found = climbed(z, rise, eta=0.7)
     q = weights_of_others(found, among)
     for row, i in enumerate(ids.tolist()):
         able = [j for j in range(4) if j != i]  # the last has not trained
@@ -109,15 +110,26 @@ def test_logits_of_others_climb_the_mean_gradients_inner_products() -> None:
             )
             for j in (i, 4):
                 assert found[row, layer, j] == z[row, layer, j]  # of whom nothing is learned, nothing is said
-    assert torch.equal(climbed(z, g, bound, path, among, eta=0.0), z)
+    assert torch.equal(climbed(z, rise, eta=0.0), z)
+
+
+def test_logits_of_others_stay_within_5_so_that_those_that_help_end_up_even() -> None:
+    z, among = torch.zeros(1, 1, 5), everybody(torch.tensor([0]), 5)
+    rise = torch.tensor([[[0.0, 3, 1, -2, -2]]])
+    for _ in range(20):
+        z = climbed(z, rise, eta=0.7)
+    assert z.tolist() == [[[0.0, 5, 5, -5, -5]]]
+    assert climbed(z, -rise, eta=0.1)[0, 0].tolist() == pytest.approx([0.0, 4.7, 4.9, -4.8, -4.8])  # and come back
+    q = weights_of_others(z, among)[0, 0]
+    assert q[1] == q[2]
+    assert float(q[1] / q[3]) == pytest.approx(math.exp(10), rel=1e-5)
 
 
 def test_equal_others_are_not_told_apart_by_rounding() -> None:
     g = torch.full((1, 1, 5), 1e3) * (1 + 1e-7 * torch.tensor([0.0, 1, 0, 1, 0]))
     g[..., 2] = -1e6  # the client's own
     among = everybody(torch.tensor([2]), 5)
-    none = climbed(torch.zeros(1, 1, 5), g, torch.full((1, 1), 1e3), torch.ones(1), among, 1.0)
-    assert torch.equal(none, torch.zeros(1, 1, 5))
+    assert torch.equal(risen(g, torch.full((1, 1), 1e3), torch.ones(1), among), torch.zeros(1, 1, 5))
 
 
 def model(seed: int, rows: int = 2) -> Layers:
@@ -206,7 +218,7 @@ def test_the_gradient_of_a_task_is_that_of_the_mean_loss(monkeypatch: pytest.Mon
 
 def test_two_rounds_are_the_equations_one_after_another() -> None:
     """The server's θ, z and the mixtures after rounds of everybody, from what clients kept and sent."""
-    made, n = setting(PFedLAX(hold=1), "mlp"), 3
+    made, n = setting(PFedLAX(hold=1, eta=0.5), "mlp"), 3
     played = Played(made, server_of(made, n), fleet_of(made, data(n)), n)
     ids, names = torch.arange(n), made.spec.names
     z = np.zeros((n, len(names), n))
@@ -227,7 +239,7 @@ def test_two_rounds_are_the_equations_one_after_another() -> None:
                 left = len(rest.samples[0])
                 steps = left // 4 + (left % 4 > 1)  # in batches of 4; a single sample joins the batch before it
                 path = 0.05 * 3 * steps  # 2 epochs x 5/4, to the nearest
-                z[i, layer] += theta[name] @ delta / path
+                z[i, layer] += 0.5 * theta[name] @ delta / path
                 np.testing.assert_allclose(played.state.members.theta[name][i], played.own[name][i], atol=1e-6)
         q = weights_of_others(played.state.z, everybody(ids, n))
         for i in range(n):
@@ -574,7 +586,7 @@ def test_with_codecs_the_server_stays_near_the_clients_models(up: Any) -> None:
         assert 0 < apart < 0.05 * moved
 
 
-def test_a_newcomer_has_the_mean_model_and_is_weighed_as_the_mean_of_the_others() -> None:
+def test_a_newcomer_has_the_mean_model_and_others_know_nothing_of_it() -> None:
     played = play(PFedLAX(), [[0, 1, 2]] * 3)
     algorithm, ids = played.setting.algorithm, torch.arange(4)
     before = copy.deepcopy(played.state)
@@ -590,9 +602,7 @@ def test_a_newcomer_has_the_mean_model_and_is_weighed_as_the_mean_of_the_others(
     state.members.trained[3] = True
     wider = weights_of_others(state.z, everybody(ids, 4))[:3]
     torch.testing.assert_close(wider[..., :3] / wider[..., :3].sum(-1, keepdim=True), q)
-    for i in range(3):
-        others = [j for j in range(3) if j != i]
-        torch.testing.assert_close(wider[i, :, 3], wider[i][:, others].log().mean(-1).exp())
+    torch.testing.assert_close(wider[..., 3], wider[..., :3].amax(-1) / state.z[:3].amax(-1).exp())  # as with a 0
 
 
 def test_a_newcomers_gradient_raises_whoever_lies_downhill_by_at_most_a_step() -> None:

@@ -7,7 +7,7 @@ for some rounds, and judges the layers afterwards.
 =============  ==============================================================================================
 theta          θ_j, every client's latest model: `{layer: (N, values)}`, running statistics beside them
 z, q           q_i^l = softmax_j(z_ij^l), the weights among the others j ≠ i that have trained before: `(N, L, N)`; z is
-               climbed as pFedLA's α is
+               climbed as pFedLA's α is, within ±5
 m              m_i^l = Σ_j q_ij^l θ_j^l, the others' mixture: what the server sends
 a, b           a_i^l and b_i^l, two logits a layer, kept by the client as `"#start"` and `"#serve"`: `(n, L)`; σ is the
                logistic function
@@ -48,12 +48,13 @@ __all__ = [
     "between",
     "climbed",
     "judged",
+    "risen",
     "teachers",
     "weights_of_others",
 ]
 
 START, SERVE, ROUNDS = "#start", "#serve", "#rounds"
-LIMIT = 5.0  # of logits that are judged: shares stay within 0.7 % and 99.3 %
+LIMIT = 5.0  # of all logits: shares stay within 0.7 % and 99.3 %, and a weight is at most e^10 times another
 
 
 class Members(NamedTuple):
@@ -94,15 +95,20 @@ def weights_of_others(z: Tensor, among: Tensor) -> Tensor:
     return z.masked_fill(~among, -torch.inf).softmax(-1).masked_fill(~among, 0)
 
 
-def climbed(z: Tensor, g: Tensor, bound: Tensor, path: Tensor, among: Tensor, eta: float) -> Tensor:
-    """Return z_ij^l + η <Δ_i^l, θ_j^l> / (lr x local steps) of the teachers j, less their mean: `(n, L, C)`.
+def risen(g: Tensor, bound: Tensor, path: Tensor, among: Tensor) -> Tensor:
+    """Return <Δ_i^l, θ_j^l> / (lr x local steps) of the teachers j, less their mean: `(n, L, C)`.
 
     `g` are the inner products, and `bound (n, L)` is what they can be at most; the mean moves no softmax, and a
     difference that is rounding becomes 0.
     """
     mean = (g * among).sum(-1, keepdim=True) / among.sum(-1, keepdim=True).clamp(min=1)
     rise = centred(torch.where(among, g, mean), bound).masked_fill(~among, 0)
-    return z + eta * rise / path.to(g).view(-1, 1, 1)
+    return rise / path.to(g).view(-1, 1, 1)
+
+
+def climbed(z: Tensor, rise: Tensor, eta: float) -> Tensor:
+    """Return z_ij^l + η <Δ_i^l, θ_j^l> / (lr x local steps), within ±5: those that help most end up even."""
+    return (z + eta * rise).clamp(-LIMIT, LIMIT)
 
 
 def between(share: Tensor, m: Layers, own: Layers, names: tuple[str, ...]) -> Layers:
@@ -224,7 +230,7 @@ class PFedLAX(Judged[Others]):
     weighs all others evenly. `logits = "one"` starts training at the served model.
     """
 
-    eta: NonNegative = 1.0
+    eta: NonNegative = 10.0
 
     def init(self, theta: Layers, n: int, rng: torch.Generator) -> Others:  # noqa: ARG002
         """Give every client the common model, and even weights for the others."""
@@ -240,15 +246,12 @@ class PFedLAX(Judged[Others]):
         own, among = state.members.models(ids), all_teachers(state.members, ids)
         m = got.fill(own)
         bound = bounds(upload.layers, m, got.names)
-        state.z[ids] = climbed(state.z[ids], g, bound, upload.values["path"], among, self.eta)
+        state.z[ids] = climbed(state.z[ids], risen(g, bound, upload.values["path"], among), self.eta)
         self.take(state.members, ids, own, m, upload)
         return state
 
     def admit(self, state: Others, rng: torch.Generator) -> Others:  # noqa: ARG002
-        """Give the newcomer the mean model and even weights; once it has trained, others weigh it as the mean of all.
-
-        Among a client's teachers the logits' mean is 0.
-        """
+        """Give the newcomer the mean model and even weights; to others its logit is 0, amid theirs."""
         theta = {key: torch.cat([rows, rows.mean(0, keepdim=True)]) for key, rows in state.members.theta.items()}
         _, trained, start, serve = state.members
         shares = (functional.pad(share, (0, 0, 0, 1)) for share in (start, serve))
@@ -265,8 +268,8 @@ class PFedLAX(Judged[Others]):
             names, ids = _names(state.members.theta), torch.tensor([client])
             theta, among = state.members.theta, all_teachers(state.members, ids)
             g, bound = inner_products(downhill, theta, names).to(state.z), bounds(downhill, theta, names)
-            rise = climbed(torch.zeros_like(g), g, bound, torch.ones(1), among, 1.0)  # (1, L, N)
-            state.z[ids] += (step * rise / rise.abs().max()).nan_to_num(0)
+            rise = risen(g, bound, torch.ones(1), among)  # (1, L, N)
+            state.z[ids] = climbed(state.z[ids], (rise / rise.abs().max()).nan_to_num(0), step)
         return state
 
     def diagnostics(self, state: Others) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pfedla.algorithms.hypernetwork import draw_hypernetworks, hypernetwork, hypernetwork_gradient
 from pfedla.algorithms.pfedla import bounds, head_rows, inner_products
-from pfedla.algorithms.pfedla_x import Judged, Members, all_teachers, climbed
+from pfedla.algorithms.pfedla_x import Judged, Members, all_teachers, risen
 from pfedla.layers import Layers, kind_of
 from pfedla.optimizer import Optimizer, Rows, TrainState
 from pfedla.settings import Count, Positive
@@ -59,8 +59,8 @@ class PFedLAXHyper(Judged[HyperOthers]):
         own, among = state.members.models(ids), all_teachers(state.members, ids)
         m = got.fill(own)
         bound = bounds(upload.layers, m, got.names)
-        g = climbed(torch.zeros_like(g), g, bound, upload.values["path"], among, 1.0)
-        to_body, to_heads = hypernetwork_gradient(*_rows(state, ids), g)
+        rise = risen(g, bound, upload.values["path"], among)
+        to_body, to_heads = hypernetwork_gradient(*_rows(state, ids), rise)
         self._optimizer.ascend(state.body, to_body, ids)
         self._optimizer.ascend(state.heads, to_heads, head_rows(ids, len(got.names)).flatten())
         self.take(state.members, ids, own, m, upload)

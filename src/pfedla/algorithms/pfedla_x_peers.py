@@ -28,7 +28,7 @@ from pfedla.algorithms.pfedla_peers import (
     own_column,
     refresh,
 )
-from pfedla.algorithms.pfedla_x import Judged, Members, climbed, teachers, weights_of_others
+from pfedla.algorithms.pfedla_x import Judged, Members, climbed, risen, teachers, weights_of_others
 from pfedla.layers import Layers, kind_of
 from pfedla.settings import Count, NonNegative
 from pfedla.storage import zeros
@@ -62,7 +62,7 @@ class PFedLAXPeers(Judged[FewOthers]):
     is pFedLA-X but for rounding. State and a round's time grow linearly in the number of clients.
     """
 
-    eta: NonNegative = 1.0
+    eta: NonNegative = 10.0
     peers: Count = 20
     refresh: Count = 10
 
@@ -85,7 +85,7 @@ class PFedLAXPeers(Judged[FewOthers]):
         own = state.members.models(ids)
         m = got.fill(own)
         bound = bounds(delta, m, got.names)
-        z = climbed(state.z[ids], g, bound, upload.values["path"], among, self.eta)
+        z = climbed(state.z[ids], risen(g, bound, upload.values["path"], among), self.eta)
         chosen = refresh(state.peers, ids, candidates, delta, got.names, self.refresh)  # (n, m + 1)
         state.z[ids] = renewed(z, chosen != candidates, among)
         state.peers.candidates[ids] = chosen
