@@ -230,7 +230,7 @@ class PFedLAX(Judged[Others]):
     weighs all others evenly. `logits = "one"` starts training at the served model.
     """
 
-    eta: NonNegative = 10.0
+    eta: NonNegative = 3.0
 
     def init(self, theta: Layers, n: int, rng: torch.Generator) -> Others:  # noqa: ARG002
         """Give every client the common model, and even weights for the others."""

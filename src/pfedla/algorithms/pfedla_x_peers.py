@@ -62,7 +62,7 @@ class PFedLAXPeers(Judged[FewOthers]):
     is pFedLA-X but for rounding. State and a round's time grow linearly in the number of clients.
     """
 
-    eta: NonNegative = 10.0
+    eta: NonNegative = 3.0
     peers: Count = 20
     refresh: Count = 10
 
