@@ -262,12 +262,14 @@ def test_what_the_page_says_of_fashion_mnist_over_three_seeds() -> None:
 def test_what_the_page_says_of_weights_by_group() -> None:
     page = "docs/where-clients-differ.md"
     for shift, label, text in (
-        ("labels", "pfedla", "pFedLA: 1.0, 1.6, 19, 61 and 221 if labels differ"),
-        ("inputs", "pfedla", "and 2.0, 9.7, 49, 3.9 and 2.0 if inputs do"),
+        ("labels", "pfedla,", "pFedLA: 1.0, 1.6, 19, 61 and 221 if labels differ"),
+        ("inputs", "pfedla,", "and 2.0, 9.7, 49, 3.9 and 2.0 if inputs do"),
+        ("labels", "pfedla-x`", "with pFedLA-X 1.0, 1.5, 1579, 25 and 131"),
+        ("inputs", "pfedla-x`", "and 1.8, 5.7, 2329, 1.9 and 1.3."),
     ):
         says(page, text)
         table = (ROOT / page).read_text().splitlines()
-        found = [line.split("|")[7] for line in table if line.startswith(f"| `where-fashion-mnist-{shift}, {label},")]
+        found = [line.split("|")[7] for line in table if line.startswith(f"| `where-fashion-mnist-{shift}, {label}")]
         shown = re.search(r"[\d., ]+ and \d+(?:\.\d)?", text)
         assert shown
         for ratio, said in zip(found, re.findall(r"\d+(?:\.\d)?", shown[0]), strict=True):
@@ -362,13 +364,19 @@ def test_what_the_page_says_of_table_3() -> None:
 def test_what_the_pages_say_of_pfedla_x_in_the_papers_columns() -> None:
     leads = []
     for column in (f"{name}-10-non-iid-{split}" for name in ("cifar10", "fashion-mnist") for split in (1, 2)):
-        (run,) = rows(f"beyond-{column}")
+        run = rows(f"beyond-{column}")[0]
+        assert run["label"] == "pfedla-x"
         others = rows(f"paper/{column}")
         assert {run["rounds"]} == {row["rounds"] for row in others}
         leads.append(100 * (run["accuracy_mean"] - max(row["accuracy_mean"] for row in others)))
-    assert min(leads) > 0
-    says("docs/paper.md", f"before the class prior is told, by {min(leads):.1f} to {max(leads):.1f} points")
-    for seeds, times in ((1, 3), (3, 1)):  # of the method table's columns
+    behind = leads.pop()
+    says(
+        "docs/paper.md",
+        f"before the class prior is told, by {min(leads):.1f} to {max(leads):.1f} points in three columns, and"
+        f" {-behind:.1f} behind FedAvg on FashionMNIST, non-IID_2",
+    )
+    assert max(others, key=lambda row: float(row["accuracy_mean"]))["label"] == "fedavg"
+    for seeds, times in ((1, 2), (3, 1)):  # of the method table's columns
         first = 0
         for name in (f"seeds-{column}" for column in COLUMNS):
             means = {label: mean(name, label, seeds=seeds) for label in methods_of(name)}
@@ -404,18 +412,15 @@ def test_what_the_page_says_of_pfedla_x_over_the_rounds() -> None:
 
     says(page, f"{best(fixed)} to {100 * fixed['accuracy'][-1]:.2f}, by default {best(default)} to")
     says(page, f"to {100 * default['accuracy'][-1]:.2f}. The served shares change by")
-    assert max(default["accuracy"][:2]) < min(default["accuracy"][2], default["accuracy"][5])
-    assert max(default["accuracy"][6:]) < default["accuracy"][5]
+    assert min(default["accuracy"][1:5]) >= max(default["accuracy"][:1] + default["accuracy"][5:])
     places = [default["layers"].index(layer) for layer in ("conv2", "fc1")]
     assert {f"{at(default, 'start', t)[place]:.2f}" for t in (40, 60, 80, 100) for place in places} == {"0.01"}
     says(page, f"the client's own there, {at(default, 'served', 100)[places[1]]:.2f} in `fc1`")
     moved = np.array(at(default, "served", 100)) - np.array(at(default, "served", 60))
     says(page, f"The served shares change by {np.abs(moved).max():.2f} at most after round 60")
-    after = [100 * at(default, "after_training", t) for t in (60, 100)]
-    says(page, "fall as well, from {:.2f} in round 60 to {:.2f}".format(*after))
     says(page, f"from {at(default, 'loss', 10):.2f} in round 10 to {at(default, 'loss', 100):.2f}")
     assert default["loss"] == sorted(default["loss"])
-    (other,) = rows("beyond-cifar10-10-non-iid-2")
+    other = rows("beyond-cifar10-10-non-iid-2")[0]
     assert default["accuracy"][-1] == other["accuracy_mean"]
     half = cell("cifar10-10-non-iid-2", "fedrep,body_epochs=5")["curve"]
     assert at_round(half, 100) < at_round(half, 40) - 0.02
@@ -457,6 +462,8 @@ def test_what_the_page_says_of_accuracy_by_group() -> None:
     assert mean(inputs, "fedper") < mean(inputs, "lg-fedavg")
     says(page, f"by {above(labels, 'pfedla', 'fedper')} points over FedPer")
     says(page, f"by {above(inputs, 'pfedla', 'lg-fedavg')} over LG-FedAvg")
+    baselines = above(labels, "pfedla-x", "fedper"), above(inputs, "pfedla-x", "lg-fedavg")
+    says(page, "pFedLA-X is {} and {} above these.".format(*baselines))
     oracle = [above(file, told, "pfedla-x") for file in files]
     says(page, "{} points below FedAvg within the true groups with labels that differ, {} with inputs".format(*oracle))
     over = [above(file, "pfedla-x", other) for other in ("pfedla", printed) for file in files]
@@ -490,21 +497,39 @@ def test_what_the_page_says_of_groups_on_cifar_10() -> None:
     for layer in ("fc2", "fc3"):
         assert lines["inputs", printed, layer]["index"] < lines["inputs", printed, layer]["chance"]
         assert lines["labels", printed, layer]["index"] > 2 * lines["labels", printed, layer]["chance"]
-    says(page, "parts with both, {} and {},".format(*(ratio(shift, printed, "conv1") for shift in shifts)))
+    says(page, "parts with both, {} and {}.".format(*(ratio(shift, printed, "conv1") for shift in shifts)))
+    by_seed: dict[tuple[str, str], list[float]] = {}
     for shift in shifts:
         for run in rows(f"where-cifar10-{shift}"):
             if run["label"] == printed:
                 later = np.array(run["shares"]["own"])[1:]
                 assert later[:, [run["layers"].index(layer) for layer in ("conv2", "fc1")]].min() > 0.94
-        assert all(
-            abs(lines[shift, label, f"bn{n}"]["pair"] - 1) < 0.13 for label in (printed, "pfedla-x") for n in (1, 2)
-        )
+            else:
+                for layer in ("conv1", "fc3"):
+                    by_seed.setdefault((shift, layer), []).append(run["pair"][run["layers"].index(layer)])
+        assert all(abs(lines[shift, "pfedla-x", f"bn{n}"]["pair"] - 1) < 0.01 for n in (1, 2))
         pairs = {layer: line["pair"] for (s, label, layer), line in lines.items() if (s, label) == (shift, "pfedla-x")}
-        assert max(pairs, key=pairs.__getitem__) == "conv2"
-    says(page, "with labels ({}) more than with inputs ({});".format(*(ratio(s, "pfedla-x", "conv2") for s in shifts)))
+        assert set(sorted(pairs, key=lambda layer, pairs=pairs: -pairs[layer])[:2]) == {"conv2", "fc1"}  # type: ignore[misc]
+    text = "{} times the weight of one of another in `conv1` if inputs differ and {} if labels do ({:.2f} to {:.2f} and"
+    text += " {:.2f} to {:.2f} by seed); at the output, {} in `fc3` if inputs differ and {} if labels do ({:.2f} to"
+    text += " {:.2f} and {:.2f} to {:.2f})."
+    ends = []
+    for layer in ("conv1", "fc3"):
+        ends += [ratio(shift, "pfedla-x", layer) for shift in ("inputs", "labels")]
+        ends += [f(by_seed[shift, layer]) for shift in ("inputs", "labels") for f in (min, max)]  # type: ignore[operator]
+    says(page, text.format(*ends))
     assert lines["labels", "pfedla-x", "fc3"]["index"] == 1
-    says(page, f"labels ({ratio('labels', 'pfedla-x', 'fc3')}, found in all three seeds) and hardly with inputs")
-    says(page, f"({ratio('inputs', 'pfedla-x', 'fc3')}, {found('inputs', 'pfedla-x', 'fc3')})")
+    assert lines["inputs", "pfedla-x", "fc3"]["index"] <= lines["inputs", "pfedla-x", "fc3"]["chance"] + 0.005
+    says(page, f"with labels, and no better than by chance with inputs ({found('inputs', 'pfedla-x', 'fc3')})")
+    owns = [
+        np.mean([run["shares"]["own"][-1][0] for run in rows(f"where-cifar10-{s}") if run["label"] == "pfedla-x"])
+        for s in shifts
+    ]
+    says(page, f"mostly the client's own ({owns[0]:.2f}), as it is with inputs")
+    assert owns[1] == pytest.approx(owns[0], abs=0.01)
+    assert (
+        sum(one > other for one, other in zip(by_seed["labels", "conv1"], by_seed["labels", "fc3"], strict=True)) == 1
+    )
 
     def reached(shift: str, label: str) -> str:
         return f"{mean(f'where-methods-cifar10-{shift}', label):.1f}"
@@ -514,17 +539,25 @@ def test_what_the_page_says_of_groups_on_cifar_10() -> None:
         ("is below the oracle ({} and {})", [(shift, told) for shift in shifts]),
         ("the printed step ({}) and FedPer, which keeps the last layer at the client ({})",
          [("labels", printed), ("labels", "fedper")]),
-        ("points above Local ({}); pFedLA-X is level with it ({})", [("labels", "local"), ("labels", "pfedla-x")]),
-        ("with its default step below ({})", [("labels", "pfedla")]),
-        ("are first, pFedLA-X ({}), pFedLA with the printed step ({})", [("inputs", "pfedla-x"), ("inputs", printed)]),
-        ("trained on locally ({}), with its default ({})", [("inputs", "fedavg-ft"), ("inputs", "pfedla")]),
+        ("points above Local ({}), pFedLA with its default step is below it ({}); pFedLA-X ({})",
+         [("labels", "local"), ("labels", "pfedla"), ("labels", "pfedla-x")]),
+        ("learned weights are first, pFedLA-X ({}),", [("inputs", "pfedla-x")]),
+        ("above pFedLA with the printed step ({})", [("inputs", printed)]),
+        ("trained on locally ({}), pFedLA with its default ({})", [("inputs", "fedavg-ft"), ("inputs", "pfedla")]),
         ("Local is at {}, and FedPer, which keeps the wrong end, and FedAvg are last ({} and {})",
          [("inputs", "local"), ("inputs", "fedper"), ("inputs", "fedavg")]),
     ):  # fmt: skip
         says(page, text.format(*(reached(*one) for one in cells)))
     gains = [above("where-methods-cifar10-labels", label, "local") for label in (printed, "fedper")]
     says(page, "are {} and {} points above Local".format(*gains))
-    for shift, first in (("labels", [told, printed, "fedper"]), ("inputs", [told, "pfedla-x", printed])):
+    gains = [
+        above("where-methods-cifar10-labels", *two)
+        for two in (("pfedla-x", "local"), ("pfedla-x", printed), (told, "pfedla-x"))
+    ]
+    says(page, "is {} above Local, {} above the printed step and {} below the oracle".format(*gains))
+    gains = [above("where-methods-cifar10-inputs", *two) for two in (("pfedla-x", printed), (told, "pfedla-x"))]
+    says(page, "(38.1), {} above pFedLA with the printed step (35.9) and {} below the oracle".format(*gains))
+    for shift, first in (("labels", [told, "pfedla-x", printed, "fedper"]), ("inputs", [told, "pfedla-x", printed])):
         name = f"where-methods-cifar10-{shift}"
         order = sorted(methods_of(name), key=lambda label, name=name: -mean(name, label))  # type: ignore[misc]
         assert order[: len(first)] == first
@@ -606,13 +639,55 @@ def test_what_the_page_says_of_both_ends_with_differing_inputs() -> None:
         found.setdefault(run["algorithm"], []).append(run["pair"])
     ends = {name: [geometric_mean(pair[place] for pair in pairs) for place in (0, -1)] for name, pairs in found.items()}
     assert {f"{end:.1f}" for end in ends["pfedla"]} == {"2.0"}
-    says(
-        "docs/where-clients-differ.md",
-        "the ratio is 2.0 at both ends ({:.2f} and {:.2f} with".format(*ends["pfedla-x"]),
-    )
-    for pairs in found.values():
-        assert sum(pair[-1] > pair[0] for pair in pairs) == 1
-    says("docs/where-clients-differ.md", "in one seed of three it is larger in `fc3` than in `conv1`")
+    text = "with pFedLA-X it is {:.2f} and {:.2f}, and level in one seed".format(*ends["pfedla-x"])
+    says("docs/where-clients-differ.md", text)
+    assert [sum(pair[-1] > pair[0] for pair in found[name]) for name in ("pfedla", "pfedla-x")] == [1, 1]
+    assert min(abs(pair[-1] - pair[0]) for pair in found["pfedla-x"]) < 0.01
+    says("docs/where-clients-differ.md", "in one seed of three larger in `fc3` than in `conv1`")
+
+
+def test_what_the_page_says_of_the_step_of_the_others_weights() -> None:
+    page, files = "docs/pfedla-x.md", sorted(path.stem for path in (ROOT / "results").glob("x-*.json"))
+    files.remove("x-rounds-cifar10-10-non-iid-2")
+    assert len(files) == 11
+
+    def over(step: int, file: str) -> list[float]:
+        return [a - b for a, b in zip(percent(file, "pfedla-x"), percent(file, f"pfedla-x,eta={step}"), strict=True)]
+
+    def text(values: list[float]) -> str:
+        assert len(values) == 3
+        return f"{abs(fmean(values)):.1f} ± {stdev(values):.1f}"
+
+    slow = {file: over(1, file) for file in files}
+    says(page, f"3 is {text(slow.pop('x-where-cifar10-labels'))} points above 1 with labels that differ and")
+    says(page, f"and {text(slow.pop('x-where-cifar10-inputs'))} with inputs")
+    says(page, f"It costs {text(slow.pop('x-perceptron-letters'))} on the letters; in the other eight columns")
+    says(page, f"the two are at most {max(abs(fmean(one)) for one in slow.values()):.1f} points apart")
+    quick = [fmean(seeds) for seeds in zip(*(over(10, file) for file in files), strict=True)]
+    assert -stdev(quick) < fmean(quick) < 0
+    says(page, f"3 is {text(quick)} below 10 on average")
+    losses = [
+        fmean(seeds)
+        for seeds in zip(
+            *(
+                [
+                    a - b
+                    for a, b in zip(
+                        *(figures(f, m, "loss_mean", 3) for m in ("pfedla-x,eta=10", "pfedla-x")), strict=True
+                    )
+                ]
+                for f in files
+            ),
+            strict=True,
+        )
+    ]
+    says(page, f"{fmean(losses):.3f} ± {stdev(losses):.3f} higher with 10")
+    says(page, f"10 is {text(over(10, 'x-where-cifar10-labels'))} points above 3")
+    name = "x-validation-cifar10-non-iid-1"
+    apart = [
+        a - b for a, b in zip(*(figures(name, m, "loss_mean", 3) for m in ("pfedla-x,eta=10", "pfedla-x")), strict=True)
+    ]
+    says(page, f"{text(over(10, name))} below it, with a loss that is {fmean(apart):.3f} ± {stdev(apart):.3f} higher")
 
 
 def test_what_the_page_says_of_the_step_of_the_start() -> None:
