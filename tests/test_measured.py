@@ -597,6 +597,21 @@ def test_what_the_page_says_of_weights_over_the_rounds() -> None:
     says(page, f"to its group ({group[1]}, then {group[-1]})")
 
 
+def test_what_the_page_says_of_what_pfedla_x_keeps() -> None:
+    """In `fc1` about half of the weight lies on the others of the group, elsewhere at most a third on the client."""
+    for shift in ("labels", "inputs"):
+        last = {
+            part: np.mean(
+                [r["shares"][part][-1] for r in rows(f"where-fashion-mnist-{shift}") if r["label"] == "pfedla-x"], 0
+            )
+            for part in ("own", "group", "rest")
+        }
+        place = 2  # fc1
+        assert last["group"][place] == pytest.approx(0.5, abs=0.04)
+        assert f"{100 * last['others'][place]:.1f}" == "0.1"
+        assert max(np.delete(last["own"], place)) < 1 / 3
+
+
 def test_what_the_pages_say_of_codecs() -> None:
     page, files = "docs/paper.md", ("codecs-cifar10", "codecs-fashion-mnist")
     small = "codec.up=int4,codec.down=int8"
