@@ -2,7 +2,8 @@
 
 Beside the newcomers of pFedLA and pFedLA-X stand FedAvg's model, as it is and trained on by the newcomer, FedAvg-FT's,
 which is fine-tuned before it is scored, and a client that trains alone from the first model, as many rounds. Every line
-is the mean over newcomers; results are collected as JSON, and what is there already is not measured again.
+is the mean over newcomers; results are collected as JSON with their settings, and what is there already is not measured
+again.
 
     python -m experiments.newcomers experiments/methods-cifar10-non-iid-1.toml --seeds 3 --json results/newcomers.json
     python -m experiments.newcomers --json results/newcomers.json    # the table
@@ -15,7 +16,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from pfedla.algorithms import FedAvg, FedAvgFT, Local, PFedLA, PFedLAX
 from pfedla.config import Experiment
 from pfedla.data.federation import Federation
 from pfedla.experiment import federation_of, run_experiment
+from pfedla.facts import flat, settings_of
 from pfedla.newcomer import join_with
 from pfedla.version import commit
 
@@ -75,7 +77,8 @@ def measure(experiment: Experiment, methods: Sequence[str], newcomers: int, grad
                 for i in left_out
             ]
             scores = {str(t): round(float(np.mean([x.history[t][headline] for x in found])), 4) for t in ROUNDS}
-            rows.append({"method": label, "commit": commit(), "compiled_loop": kernels.level(), **scores})
+            about = {"commit": commit(), "compiled_loop": kernels.level(), "settings": asdict(algorithm)}
+            rows.append({"method": label, **about, **scores})
     return rows
 
 
@@ -122,15 +125,16 @@ def main() -> None:
             schedule = replace(experiment.schedule, seed=seed, rounds=options.rounds or experiment.schedule.rounds)
             machine = replace(experiment.machine, workers=options.workers, data_dir=options.data_dir)
             data = replace(experiment.data, validation=options.validation)
-            about = {"rounds": schedule.rounds, "newcomers": options.newcomers}
-            about |= {"gradients": options.gradients, "validation": options.validation}
-            one = found.setdefault(key, {"commit": commit(), **about, "rows": []})
-            if differing := [name for name in about if one.get(name) != about[name]]:
-                was = ", ".join(f"{name}: {one.get(name)}" for name in differing)
-                parser.error(f"{key} was measured with other settings ({was}): name another file")
+            experiment = replace(experiment, schedule=schedule, machine=machine, data=data)
+            settings = {name: table for name, table in settings_of(experiment).items() if name != "algorithm"}
+            about = {"newcomers": options.newcomers, "gradients": options.gradients, **flat(settings)}
+            one = found.setdefault(key, {**about, "rows": []})
+            differing = [name for name in about if one.get(name) != about[name]]
+            differing += [row["method"] for row in one["rows"] if row["settings"] != asdict(METHODS[row["method"]][0])]
+            if differing:
+                parser.error(f"{key} was measured with other settings ({', '.join(differing)}): name another file")
             done = {row["method"] for row in one["rows"]}
             missing = [method for method in options.method or METHODS if method not in done]
-            experiment = replace(experiment, schedule=schedule, machine=machine, data=data)
             rows = measure(experiment, missing, options.newcomers, options.gradients) if missing else []
             one["rows"] += rows
             sys.stdout.write("\n  ".join([key, *map(str, rows)]) + "\n")

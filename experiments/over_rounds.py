@@ -1,4 +1,4 @@
-"""How runs of pFedLA-X go over their rounds: accuracy, loss, and how much of its own each layer starts from and serves.
+"""How runs of pFedLA-X go over their rounds: accuracy, loss, what layers start from and serve of their own, and others.
 
 Runs are named by their folders, and collected; those of the same label and seed are replaced.
 
@@ -28,6 +28,7 @@ def course(folder: Path) -> dict[str, Any]:
     history, found, summary = record.history(), record.diagnostics(), record.summary()
     at = [found[ROUND].tolist().index(line["round"]) for line in history]
     served, start = own_weights(found["alpha"]).mean(-1), found["start"].mean(1)
+    others = effective(found["alpha"]).mean(1)
     return {
         "label": folder.name.rpartition("-seed")[0],
         **{key: summary[key] for key in ("seed", "commit", "compiled_loop")},
@@ -38,21 +39,31 @@ def course(folder: Path) -> dict[str, Any]:
         "loss": [line["loss_mean"] for line in history],
         "start": np.round(start[at], 5).tolist(),
         "served": np.round(served[at], 5).tolist(),
+        "others": np.round(others[at], 4).tolist(),
     }
 
 
+def effective(alpha: np.ndarray) -> np.ndarray:
+    """Return how many others count in effect, 1 / Σ q² of the weights among them: `(rounds, clients, layers)`."""
+    rest = alpha * (1 - np.eye(alpha.shape[1]))[:, None, :]
+    q = rest / np.maximum(rest.sum(-1, keepdims=True), 1e-30)
+    found: np.ndarray = 1 / np.maximum((q * q).sum(-1), 1e-30)
+    return found
+
+
 def table(found: list[dict[str, Any]]) -> str:
-    """Return the runs as a Markdown table, a row for every second evaluation."""
+    """Return the runs as a Markdown table, a row for every second evaluation up to the last."""
     shares = [f"{what} from its own, {layer}" for what in ("starts", "serves") for layer in SHOWN]
+    shares += [f"others in effect, {layer}" for layer in SHOWN]
     lines = [f"| method | round | accuracy % | after training | loss | {' | '.join(shares)} |"]
     lines.append("| --- " * (5 + len(shares)) + "|")
     for run in found:
         places = [run["layers"].index(layer) for layer in SHOWN]
-        for row in range(1, len(run["rounds"]), 2):
+        for row in range((len(run["rounds"]) - 1) % 2, len(run["rounds"]), 2):
             cells = [f"`{run['label']}`", str(run["rounds"][row])]
             cells += [f"{100 * run[key][row]:.2f}" for key in ("accuracy", "after_training")]
             cells += [f"{run['loss'][row]:.2f}"]
-            cells += [f"{run[key][row][place]:.2f}" for key in ("start", "served") for place in places]
+            cells += [f"{run[key][row][place]:.2f}" for key in ("start", "served", "others") for place in places]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ import torch
 from torch import nn
 
 from experiments import curvature, newcomers, over_rounds, per_fedavg, samples
-from pfedla import Regression
+from pfedla import PFedLA, Regression
 from pfedla.comparison import parse_variant
 from pfedla.config import Experiment, merge, read_tables
 from pfedla.data.datasets import Dataset
@@ -180,7 +181,7 @@ def test_newcomers_of_other_settings_are_not_put_into_one_file(
 
     def measure(_: Experiment, missing: list[str], *__: int) -> list[dict[str, Any]]:
         asked.append(missing)
-        return [{"method": method, "0": 0.5} for method in missing]
+        return [{"method": method, "settings": asdict(newcomers.METHODS[method][0]), "0": 0.5} for method in missing]
 
     monkeypatch.setattr(newcomers, "measure", measure)
     (tmp_path / "one.toml").write_text("[data]\nclients = 4\n")
@@ -193,10 +194,18 @@ def test_newcomers_of_other_settings_are_not_put_into_one_file(
     call("--method", "pfedla")
     call("--method", "pfedla", "--method", "fedavg")
     assert asked == [["pfedla"], ["fedavg"]]
-    for other, was in ((("--gradients", "3"), "gradients: 10"), (("--validation", "0.2"), "validation: None")):
+    for other, name in (
+        (("--gradients", "3"), "gradients"),
+        (("--validation", "0.2"), "data.validation"),
+        (("--rounds", "9"), "schedule.rounds"),
+    ):
         with pytest.raises(SystemExit):
             call(*other)
-        assert f"measured with other settings ({was})" in capsys.readouterr().err
+        assert f"measured with other settings ({name})" in capsys.readouterr().err
+    monkeypatch.setitem(newcomers.METHODS, "pfedla", (PFedLA(hyper_lr=0.1), True))
+    with pytest.raises(SystemExit):
+        call("--method", "local")
+    assert "measured with other settings (pfedla)" in capsys.readouterr().err
 
 
 def test_the_course_of_a_run_is_what_it_recorded(tmp_path: Path) -> None:
@@ -216,7 +225,13 @@ def test_the_course_of_a_run_is_what_it_recorded(tmp_path: Path) -> None:
     own = np.mean([[alpha[1, i, place, i] for i in range(3)] for place in range(len(found["layers"]))], axis=1)
     np.testing.assert_allclose(found["served"][1], own, atol=1e-5)
     np.testing.assert_allclose(found["start"][1], result.diagnostics["start"][1].mean(0), atol=1e-5)
+    q = [[alpha[1, i, 0, j] / (1 - alpha[1, i, 0, i]) for j in range(3) if j != i] for i in range(3)]
+    assert found["others"][1][0] == pytest.approx(np.mean([1 / sum(x * x for x in row) for row in q]), abs=1e-4)
+    assert found["others"][0][0] <= 2
     assert over_rounds.SHOWN == ("conv2", "fc1")
     row = over_rounds.table([{**found, "layers": ["conv2", "fc1", "fc2"]}]).splitlines()[2].split(" | ")
     assert row[:2] == ["| `pfedla-x`", "2"]
+    three = {key: [*value[:1], *value] if isinstance(value, list) else value for key, value in found.items()}
+    lines = over_rounds.table([{**three, "layers": ["conv2", "fc1"], "rounds": [1, 2, 3]}]).splitlines()[2:]
+    assert [line.split(" | ")[1] for line in lines] == ["1", "3"]  # every second, and the last
     assert row[3] == f"{100 * result.history[1]['accuracy_after_training']:.2f}"

@@ -513,11 +513,12 @@ def test_what_the_page_says_of_groups_on_cifar_10() -> None:
     text = "{} times the weight of one of another in `conv1` if inputs differ and {} if labels do ({:.2f} to {:.2f} and"
     text += " {:.2f} to {:.2f} by seed); at the output, {} in `fc3` if inputs differ and {} if labels do ({:.2f} to"
     text += " {:.2f} and {:.2f} to {:.2f})."
-    ends = []
+    both_ends: list[Any] = []
     for layer in ("conv1", "fc3"):
-        ends += [ratio(shift, "pfedla-x", layer) for shift in ("inputs", "labels")]
-        ends += [f(by_seed[shift, layer]) for shift in ("inputs", "labels") for f in (min, max)]  # type: ignore[operator]
-    says(page, text.format(*ends))
+        both_ends += [ratio(shift, "pfedla-x", layer) for shift in ("inputs", "labels")]
+        for shift in ("inputs", "labels"):
+            both_ends += [min(by_seed[shift, layer]), max(by_seed[shift, layer])]
+    says(page, text.format(*both_ends))
     assert lines["labels", "pfedla-x", "fc3"]["index"] == 1
     assert lines["inputs", "pfedla-x", "fc3"]["index"] <= lines["inputs", "pfedla-x", "fc3"]["chance"] + 0.005
     says(page, f"with labels, and no better than by chance with inputs ({found('inputs', 'pfedla-x', 'fc3')})")

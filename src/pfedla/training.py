@@ -194,20 +194,26 @@ class Task:
         """Return the task without one of each client's folds, and on that fold alone; `which` goes round and round.
 
         Seed and client alone decide the folds, as many as `folds` or samples. What is left is trained on for
-        folds / (folds - 1) times the epochs, to the nearest: about as many samples are seen. There is one sample at
-        least in both, and in the rest as many as a model is trained on at the least: if needed, the same.
+        folds / (folds - 1) times the epochs, to the nearest: about as many samples are seen. Clients whose samples are
+        too few for that are refused (`has_folds`).
         """
+        if not self.has_folds(folds):
+            raise ValueError(f"{folds} folds need more samples than {min(map(len, self.samples))}")
         parts: tuple[list[Samples], list[Samples]] = [], []
         for samples, client, fold in zip(self.samples, self.ids, which, strict=True):
             order = torch.randperm(len(samples), generator=stream(self.seed, "folds", client))
             pieces = list(order.tensor_split(min(folds, len(order))))
             left_out = pieces.pop(fold % len(pieces))
-            rest = torch.cat(pieces or [left_out])
-            parts[0].append(samples.subset(rest if len(rest) >= self._least() else order))
+            parts[0].append(samples.subset(torch.cat(pieces)))
             parts[1].append(samples.subset(left_out))
         longer = replace(self.training, local_epochs=int(self.training.local_epochs * folds / (folds - 1) + 0.5))
         without = Task(self.model, parts[0], self.ids, longer, self.seed, self.t, self.called)
         return without, Task(self.model, parts[1], self.ids, self.training, self.seed, self.t, self.called)
+
+    def has_folds(self, folds: int) -> bool:
+        """Say whether any of a client's folds can be left out, and enough is left to train on."""
+        largest = (-(-len(samples) // min(folds, len(samples))) for samples in self.samples)
+        return all(len(samples) - fold >= self._least() for samples, fold in zip(self.samples, largest, strict=True))
 
     def _least(self) -> int:
         """Return how many samples a model is trained on at the least: a norm needs two for their spread."""

@@ -12,6 +12,7 @@ from pfedla.algorithms import PFedLAX, PFedLAXPeers
 from pfedla.algorithms.pfedla_peers import Peers
 from pfedla.algorithms.pfedla_x_peers import renewed
 from pfedla.result import weights_of
+from pfedla.rounds import run_round
 from pfedla.tree import flatten
 from tests.world import play, same
 
@@ -58,6 +59,21 @@ def test_new_candidates_start_as_the_mean_of_the_others() -> None:
     among = torch.tensor([[[False, True, True, True]]])
     found = renewed(z, torch.tensor([[False, False, True, False]]), among)
     assert found.tolist() == [[[0.0, 1.0, 3.0, 6.0], [0.0, -1.0, 1.0, 4.0]]]
+
+
+def test_a_candidate_that_takes_anothers_place_does_not_inherit_its_logit() -> None:
+    """Of seven clients that all have trained, with two candidates each, chosen again in every round."""
+    played = play(PFedLAXPeers(peers=2, refresh=1, eta=0.01), [list(range(7))] * 3, 7, "mlp")
+    state = played.state
+    state.z[:] = torch.tensor([0.0, 4, -2])  # a step adds as much to one as it takes from the other
+    before = state.peers.candidates.clone()
+    run_round(played.setting.algorithm, played.server, played.fleet, list(range(7)))
+    new = state.peers.candidates != before
+    assert new[:, 1:].any()
+    for i, column in new.nonzero().tolist():
+        torch.testing.assert_close(state.z[i, :, column], torch.ones(2), atol=1e-3, rtol=0)
+    for i, column in (~new[:, 1:]).nonzero().tolist():
+        assert ((state.z[i, :, 1 + column] - 1).abs() > 2).all()
 
 
 def test_candidates_are_chosen_again() -> None:

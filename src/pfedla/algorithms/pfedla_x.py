@@ -7,7 +7,7 @@ for some rounds, and judges the layers afterwards.
 =============  ==============================================================================================
 theta          θ_j, every client's latest model: `{layer: (N, values)}`, running statistics beside them
 z, q           q_i^l = softmax_j(z_ij^l), the weights among the others j ≠ i that have trained before: `(N, L, N)`; z is
-               climbed as pFedLA's α is, within ±5
+               climbed as pFedLA's α is, within ±5, and who has not trained stands at the others' mean
 m              m_i^l = Σ_j q_ij^l θ_j^l, the others' mixture: what the server sends
 a, b           a_i^l and b_i^l, two logits a layer, kept by the client as `"#start"` and `"#serve"`: `(n, L)`; σ is the
                logistic function
@@ -19,7 +19,9 @@ fold           a K-th of a client's samples, left out of training for `hold` of 
 =============  ==============================================================================================
 
 Who has not trained yet has nothing of its own: it is served m_i, its first round starts there, and nobody learns from
-it. With everybody in the first round that changes nothing, for all models are equal then.
+it. With everybody in the first round that changes nothing, for all models are equal then. Who alone has trained is sent
+nothing, and goes on alone. A client of so few samples that no fold can be left out trains on all of them, and its
+shares stay as they are at first.
 """
 
 from __future__ import annotations
@@ -48,13 +50,14 @@ __all__ = [
     "between",
     "climbed",
     "judged",
+    "mean_of",
     "risen",
     "teachers",
     "weights_of_others",
 ]
 
-START, SERVE, ROUNDS = "#start", "#serve", "#rounds"
-LIMIT = 5.0  # of all logits: shares stay within 0.7 % and 99.3 %, and a weight is at most e^10 times another
+START, SERVE, ROUNDS, HELD = "#start", "#serve", "#rounds", "#held"
+LIMIT = 5.0  # of logits that move: shares stay within 0.7 % and 99.3 %, and a weight is at most e^10 times another
 
 
 class Members(NamedTuple):
@@ -74,14 +77,18 @@ class Others(NamedTuple):
     """The server's state: its clients, and whom each of them learns from."""
 
     members: Members
-    z: Tensor  # (N, L, N); what says nothing is 0, as a client's own column
+    z: Tensor  # (N, L, N)
 
 
 def teachers(candidates: Tensor, ids: Tensor, trained: Tensor) -> Tensor:
-    """Say which of its candidates `(n, C)` a client learns from: others that have trained, if any; `(n, 1, C)`."""
+    """Say which of its candidates `(n, C)` a client learns from, `(n, 1, C)`: others that have trained.
+
+    If none has, and neither has the client itself, it is all others, whose models are the common one.
+    """
     others = candidates != ids[:, None]
     able = others & trained[candidates]
-    return torch.where(able.any(1, keepdim=True), able, others).unsqueeze(1)
+    first = ~able.any(1, keepdim=True) & ~trained[ids][:, None]
+    return torch.where(first, others, able).unsqueeze(1)
 
 
 def all_teachers(members: Members, ids: Tensor) -> Tensor:
@@ -95,20 +102,28 @@ def weights_of_others(z: Tensor, among: Tensor) -> Tensor:
     return z.masked_fill(~among, -torch.inf).softmax(-1).masked_fill(~among, 0)
 
 
+def mean_of(values: Tensor, among: Tensor) -> Tensor:
+    """Return the teachers' mean, 0 if there are none: `(n, L, 1)`."""
+    return (values * among).sum(-1, keepdim=True) / among.sum(-1, keepdim=True).clamp(min=1)
+
+
 def risen(g: Tensor, bound: Tensor, path: Tensor, among: Tensor) -> Tensor:
     """Return <Δ_i^l, θ_j^l> / (lr x local steps) of the teachers j, less their mean: `(n, L, C)`.
 
     `g` are the inner products, and `bound (n, L)` is what they can be at most; the mean moves no softmax, and a
     difference that is rounding becomes 0.
     """
-    mean = (g * among).sum(-1, keepdim=True) / among.sum(-1, keepdim=True).clamp(min=1)
-    rise = centred(torch.where(among, g, mean), bound).masked_fill(~among, 0)
+    rise = centred(torch.where(among, g, mean_of(g, among)), bound).masked_fill(~among, 0)
     return rise / path.to(g).view(-1, 1, 1)
 
 
-def climbed(z: Tensor, rise: Tensor, eta: float) -> Tensor:
-    """Return z_ij^l + η <Δ_i^l, θ_j^l> / (lr x local steps), within ±5: those that help most end up even."""
-    return (z + eta * rise).clamp(-LIMIT, LIMIT)
+def climbed(z: Tensor, rise: Tensor, among: Tensor, eta: float) -> Tensor:
+    """Return z_ij^l + η <Δ_i^l, θ_j^l> / (lr x local steps) of the teachers j, within ±5: `(n, L, C)`.
+
+    Several that help as much end up even. Who is no teacher yet is neither praised nor blamed: it is at their mean.
+    """
+    raised = (z + eta * rise).clamp(-LIMIT, LIMIT)
+    return torch.where(among, raised, mean_of(raised, among))
 
 
 def between(share: Tensor, m: Layers, own: Layers, names: tuple[str, ...]) -> Layers:
@@ -157,10 +172,9 @@ class Judged(Algorithm[State]):
         return Members(bank(theta, n), torch.zeros(n, dtype=torch.bool), *(torch.zeros(n, layers) for _ in "ab"))
 
     def mixed(self, members: Members, q: Tensor, mix: Product = torch.matmul) -> Payload:
-        """Return m_i, the others' mixture; nothing for who is alone."""
+        """Return m_i, the others' mixture; nothing for who has no teachers."""
         names = _names(members.theta)
-        sent = torch.full(q.shape[:2], len(members.trained) > 1)
-        return Payload.of(aggregate(q, members.theta, names, mix), sent, names)
+        return Payload.of(aggregate(q, members.theta, names, mix), q.any(-1), names)
 
     def take(self, members: Members, ids: Tensor, own: Layers, m: Layers, upload: Payload) -> None:
         """Take what the clients trained, begun + Δ, and their shares, in place; `own` and `m` are as they began."""
@@ -184,18 +198,20 @@ class Judged(Algorithm[State]):
     # ---- on the client
 
     def enroll(self, theta: Layers) -> Layers:
-        """Keep both logits beside the model, and how many rounds it took part in."""
+        """Keep both logits beside the model, how many rounds it took part in, and in how many a fold was left out."""
         logits = torch.full_like(next(iter(theta.values()))[:, :1], self.first).repeat(1, len(_names(theta)))
-        return theta | {START: logits, SERVE: logits.clone(), ROUNDS: torch.zeros(1, 1, dtype=torch.int64)}
+        none = torch.zeros(1, 1, dtype=torch.int64)
+        return theta | {START: logits, SERVE: logits.clone(), ROUNDS: none, HELD: none.clone()}
 
     def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
         """Judge b by the last fold if its time is over; train without this one; judge a by it if its time is over."""
-        names, m, rounds = got.names, got.fill(own), own[ROUNDS]
+        names, m, rounds, held = got.names, got.fill(own), own[ROUNDS], own[HELD]
         mine = _own_or(m, own)
-        a, b, number = own[START], own[SERVE], (rounds // self.hold).flatten()  # of the fold, (n,)
+        a, b, number = own[START], own[SERVE], (held // self.hold).flatten()  # of the fold, (n,)
         eta_start, eta_serve = self.eta_start * (self.logits == "two"), self.eta_serve
-        judges = bool(got.sent.any()) and eta_start + eta_serve > 0
-        due = (rounds > 0) & (rounds % self.hold == 0)  # θ_i was trained without the last fold `hold` times
+        joined = bool(got.sent.any() or held.any())  # who is alone trains on all that it has
+        judges = joined and eta_start + eta_serve > 0 and task.has_folds(self.folds)
+        due = (held > 0) & (held % self.hold == 0)  # θ_i was trained without the last fold `hold` times
         if judges and eta_serve and due.any():
             rest, fold = task.leave_out(self.folds, (number - 1).tolist())
             for _ in range(self.serve_steps):
@@ -205,15 +221,15 @@ class Judged(Algorithm[State]):
         share = (a if self.logits == "two" else b).sigmoid() * (rounds > 0)
         begun = between(share, m, mine, names)
         trained = rest.fit(begun)
-        due = (rounds + 1) % self.hold == 0
+        due = (held + 1) % self.hold == 0
         if judges and eta_start and due.any():
             a = torch.where(due, judged(a, fold.gradient(trained), mine, m, names, eta_start), a)
         shares = {"start": share, "serve": b.sigmoid()}
         upload = self.send(change(trained, begun), examples=task.examples, path=rest.path, **shares)
-        return trained | {START: a, SERVE: b, ROUNDS: rounds + 1}, upload
+        return trained | {START: a, SERVE: b, ROUNDS: rounds + 1, HELD: held + judges}, upload
 
     def personalize(self, own: Layers, got: Payload, task: Task) -> Layers:
-        """Return the served model, the client's own if it is alone; a mixture's running statistics are its own."""
+        """Return the served model, the client's own if nothing was sent; a mixture's running statistics are its own."""
         if not got.sent.any():
             return own
         m = got.fill(own)
@@ -246,18 +262,18 @@ class PFedLAX(Judged[Others]):
         own, among = state.members.models(ids), all_teachers(state.members, ids)
         m = got.fill(own)
         bound = bounds(upload.layers, m, got.names)
-        state.z[ids] = climbed(state.z[ids], risen(g, bound, upload.values["path"], among), self.eta)
+        state.z[ids] = climbed(state.z[ids], risen(g, bound, upload.values["path"], among), among, self.eta)
         self.take(state.members, ids, own, m, upload)
         return state
 
     def admit(self, state: Others, rng: torch.Generator) -> Others:  # noqa: ARG002
-        """Give the newcomer the mean model and even weights; to others its logit is 0, amid theirs."""
+        """Give the newcomer the mean model and even weights; others weigh it, once it has trained, as their mean."""
         theta = {key: torch.cat([rows, rows.mean(0, keepdim=True)]) for key, rows in state.members.theta.items()}
         _, trained, start, serve = state.members
         shares = (functional.pad(share, (0, 0, 0, 1)) for share in (start, serve))
-        return Others(
-            Members(theta, functional.pad(trained, (0, 1)), *shares), functional.pad(state.z, (0, 1, 0, 0, 0, 1))
-        )
+        mean = mean_of(state.z, all_teachers(state.members, torch.arange(len(trained))))
+        z = functional.pad(torch.cat([state.z, mean], -1), (0, 0, 0, 0, 0, 1))
+        return Others(Members(theta, functional.pad(trained, (0, 1)), *shares), z)
 
     def attract(self, state: Others, client: int, downhill: Layers, step: float, *, by_layer: bool) -> Others:
         """Raise the logits of others whose layers lie downhill, the highest by `step` more than the mean.
@@ -269,7 +285,7 @@ class PFedLAX(Judged[Others]):
             theta, among = state.members.theta, all_teachers(state.members, ids)
             g, bound = inner_products(downhill, theta, names).to(state.z), bounds(downhill, theta, names)
             rise = risen(g, bound, torch.ones(1), among)  # (1, L, N)
-            state.z[ids] = climbed(state.z[ids], (rise / rise.abs().max()).nan_to_num(0), step)
+            state.z[ids] = climbed(state.z[ids], (rise / rise.abs().max()).nan_to_num(0), among, step)
         return state
 
     def diagnostics(self, state: Others) -> dict[str, Tensor]:

@@ -1,8 +1,8 @@
 """pFedLA-X whose weights among the others come from the paper's hypernetworks: a part of its ablation.
 
 q_i = HN_i(v_i; ψ_i) in place of softmax(z_i), with the columns of those that a client does not learn from left out, and
-Eqs. 10-11 on Δ_i / (lr x local steps) in place of the step of z. All else is pFedLA-X's. It has no name of its own:
-`pfedla compare -a pfedla.algorithms.pfedla_x_hyper:PFedLAXHyper`.
+Eqs. 10-11 on Δ_i / (lr x local steps) in place of the step of z; nothing holds their logits within ±5. All else is
+pFedLA-X's. It has no name of its own: `pfedla compare -a pfedla.algorithms.pfedla_x_hyper:PFedLAXHyper`.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from pfedla.algorithms.pfedla_peers import (
     own_column,
     refresh,
 )
-from pfedla.algorithms.pfedla_x import Judged, Members, climbed, risen, teachers, weights_of_others
+from pfedla.algorithms.pfedla_x import Judged, Members, climbed, mean_of, risen, teachers, weights_of_others
 from pfedla.layers import Layers, kind_of
 from pfedla.settings import Count, NonNegative
 from pfedla.storage import zeros
@@ -50,8 +50,7 @@ def renewed(z: Tensor, changed: Tensor, among: Tensor) -> Tensor:
 
     A new one starts with the geometric mean of their weights, neither praised nor blamed for its predecessor.
     """
-    mean = (z * among).sum(-1, keepdim=True) / among.sum(-1, keepdim=True).clamp(min=1)
-    return torch.where(changed.unsqueeze(1), mean, z)
+    return torch.where(changed.unsqueeze(1), mean_of(z, among), z)
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class PFedLAXPeers(Judged[FewOthers]):
         own = state.members.models(ids)
         m = got.fill(own)
         bound = bounds(delta, m, got.names)
-        z = climbed(state.z[ids], risen(g, bound, upload.values["path"], among), self.eta)
+        z = climbed(state.z[ids], risen(g, bound, upload.values["path"], among), among, self.eta)
         chosen = refresh(state.peers, ids, candidates, delta, got.names, self.refresh)  # (n, m + 1)
         state.z[ids] = renewed(z, chosen != candidates, among)
         state.peers.candidates[ids] = chosen
