@@ -61,5 +61,5 @@ def with_options(text: str) -> str:
     addresses += [("(out)", out), ("overwrite it", "--overwrite")]
     words = {*re.findall(r"[a-z_]+\.[a-z_]+", text), *re.findall(r"\(out\)|overwrite it", text)}
     named = re.findall(r"--[a-z-]+", text)
-    found = [option for address, option in addresses if address in words and option not in named]
+    found = dict.fromkeys(option for address, option in addresses if address in words and option not in named)
     return text.replace(" (out)", "") + (f" ({', '.join(found)})" if found else "")

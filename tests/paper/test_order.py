@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from pfedla.errors import ConfigError
 from pfedla.paper.grid import ITEMS, Cell, Wanted, cells_of, columns_of, rows_of
 from pfedla.paper.order import changes, marks, order_by_rounds
 from pfedla.paper.runs import Places
@@ -43,6 +44,18 @@ def test_rounds_to_look_at() -> None:
     assert marks({"a": every, "b": {t: 0.0 for t in every if t <= 100}}) == [60, 100]
     assert marks({"a": dict.fromkeys(range(20, 2501, 20), 0.0)}) == [60, 200, 600, 2500]
     assert marks({"a": {1: 0.0, 2: 0.0, 3: 0.0}}) == [1, 3]
+    assert marks({"a": every}, at=(100, 20, 7)) == [20, 100]
+    assert marks({"a": every}, at=(7,)) == [60, 200, 600]
+
+
+def test_rounds_that_are_asked_for(places: Places, put: Callable[..., None]) -> None:
+    for name, accuracy in {"Local": 0.3, "FedAvg": 0.4}.items():
+        put(Cell(COLUMN, ROWS[name], 0), 0.5, curve=curve({40: accuracy, 100: 0.7 - accuracy}))
+    (sheet,) = order_by_rounds(ROUNDS, places, WANTED._replace(at=(100, 40)))
+    assert sheet.head == ("method", "round 40: % (rank)", "round 100: % (rank)")
+    assert [cell.text for cell in sheet.rows[0]] == ["Local", "30.00 (2)", "40.00 (1)"]
+    with pytest.raises(ConfigError, match=r"no curve has round 50: they have 20, 40, "):
+        order_by_rounds(ROUNDS, places, WANTED._replace(at=(40, 50)))
 
 
 def test_who_overtakes_whom() -> None:

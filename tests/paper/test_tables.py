@@ -91,7 +91,9 @@ def test_cells_are_means_over_seeds_beside_the_papers(places: Places, put: Put) 
     assert "10 clients, fashion-mnist, 200 rounds, 300 test images each, 3 seeds" in sheet.groups[0].heading
     assert "scale laptop" in sheet.title
     text = "\n".join(sheet.notes)
-    assert "first in 1 of 1 columns that have both; in the paper, in 1 of them. One seed has no deviation" in text
+    said = "first in 1 of 1 columns that have both; in the paper, in 1 of them. Not measured: FedAvg in 1,"
+    assert f"{said} Per-FedAvg in 1, pFedMe in 1, pFedHN in 1, FedRep in 1, FedFomo in 1 of them." in text  # no FedBN
+    assert "One seed has no deviation that others could be within." in text
     assert "FashionMNIST, 10 clients: -0.50 over 3 methods" in text
     assert "Measured by commit abc." in text
     assert "weights for themselves" not in text  # none are known
@@ -131,6 +133,11 @@ def test_tables_say_what_clients_keep_for_themselves(places: Places, put: Put) -
     (sheet,) = table_of_methods(ITEMS["table1"], places, WANTED)
     said = "10 clients. pFedLA: conv 0.30, fc 0.95; pFedLA, Adam: conv 0.50, fc 0.60."
     assert f"Clients' weights for themselves, FashionMNIST, {said}" in sheet.notes
+    assert not any(note.startswith("Retained") for note in sheet.notes)
+    for seed, shares in enumerate(([0.25, 0.75], [0.0, 1.0])):
+        put(Cell(COLUMN, ROWS["HeurpFedLA"], seed), 0.9, layers=["conv", "fc"], own=[[40], [[1, 1]]], retained=shares)
+    (sheet,) = table_of_methods(ITEMS["table1"], places, WANTED)
+    assert "Retained (share of downloads), FashionMNIST, 10 clients. HeurpFedLA: fc 88%, conv 12%." in sheet.notes
 
 
 def test_the_step_of_adam_is_no_rival_of_the_literal_one(places: Places, put: Put) -> None:
@@ -140,7 +147,7 @@ def test_the_step_of_adam_is_no_rival_of_the_literal_one(places: Places, put: Pu
     (sheet,) = table_of_methods(ITEMS["table1"], places, WANTED)
     text = "\n".join(sheet.notes)
     assert "Among the methods measured here, without the rows with Adam: first in 1 of 1" in text
-    assert "With Adam in place of the literal step: 1 of 1." in text
+    assert "With Adam in place of the literal step: first in 1 of 1; a tie counts." in text
     for column in (1, 4):  # the best of all, and the best of what is counted
         assert [row[0].text for row in sheet.rows if row[column].best] == ["pFedLA", "pFedLA, Adam"]
     put(Cell(COLUMN, ROWS["FedRep, half for the body"], 0), 0.75)  # this one is
@@ -153,8 +160,17 @@ def test_what_is_within_a_deviation_is_counted_where_there_are_deviations(places
         for seed, more in enumerate((0.0, 0.02)):
             put(Cell(COLUMN, ROWS[name], seed), accuracy + more)
     (sheet,) = table_of_methods(ITEMS["table1"], places, WANTED)
-    said = "first in 0 of 1 columns that have both, and first or within one standard deviation in 1"
-    assert f"{said}; in the paper, in 1 and 1 of them." in "\n".join(sheet.notes)
+    assert "first in 0 of 1 columns that have both; in the paper, in 1 of them." in "\n".join(sheet.notes)
+    near = "First or within one standard deviation: in 1 of 1 columns of several seeds; in the paper, in 1 of them."
+    assert near in sheet.notes
+    other = next(
+        c for c in ITEMS["table1"].columns if c.name == "cifar10-10-non-iid-1"
+    )  # one seed hides none elsewhere
+    for name in ("Local", "FedAvg", "pFedLA", "HeurpFedLA"):
+        put(Cell(other, ROWS[name], 0), 0.5)
+    *_, last = table_of_methods(ITEMS["table1"], places, WANTED._replace(datasets=("fashion-mnist", "cifar10")))
+    assert "columns that have both; in the paper, in 2 of them." in "\n".join(last.notes)
+    assert near in last.notes
 
 
 def test_fewer_methods_are_shown_and_the_best_is_that_of_all(places: Places, put: Put) -> None:
@@ -207,7 +223,8 @@ def test_formats_say_the_same(places: Places, put: Put) -> None:
     assert r"pFedLA & \textbf{90.00} &" in latex
     assert r" & \multicolumn{4}{c}{10 clients, fashion-mnist, 200 rounds, 300 test images each, 1 seed} \\" in latex
     assert r"\cmidrule(lr){2-5}" in latex
-    assert latex.count(r"\begin{tabular}") == latex.count(r"\bottomrule") == 1
+    assert latex.count(r"\begin{tabular}") == latex.count(r"\bottomrule") == latex.count(r"\end{table}") == 1
+    assert r"\caption{Table 1, FashionMNIST, scale laptop}" in latex
     local = next(record for record in records if record["method"] == "Local")
     assert (local["ours"], local["paper"], local["scale"], local["clients"]) == ("81.25", "85.83", "laptop", "10")
     assert len(records) == len(ROWS)

@@ -49,6 +49,18 @@ def test_a_point_is_a_method_with_a_codec_over_its_seeds() -> None:
     assert (found[0].seeds, alone.seeds, alone.spread) == (2, 1, None)
 
 
+def test_what_is_good_enough_is_so_over_the_seeds_of_the_reference() -> None:
+    """A second seed that was easier for all says nothing of the method that alone was run with it."""
+    runs = [summary("pfedla", 0.60, 100), summary("pfedla,codec=int8", 0.57, 25)]
+    easy = summary("pfedla,codec=int8", 0.66, 25, seed=1)
+    assert [choice.label for choice in everywhere([points([*runs, easy])], "pfedla", 1.0)] == ["pfedla"]
+    both = [*runs, easy, summary("pfedla", 0.64, 100, seed=1)]
+    found = everywhere([points(both)], "pfedla", 1.0)
+    assert [(choice.label, round(choice.worst, 6)) for choice in found] == [("pfedla,codec=int8", -0.5), ("pfedla", 0)]
+    other = [summary("pfedla", 0.60, 100, seed=2), *runs[1:]]  # no seed in common
+    assert [choice.label for choice in everywhere([points(other)], "pfedla", 9.0)] == ["pfedla"]
+
+
 def test_the_frontier_is_what_no_other_beats() -> None:
     found = points(RUNS)
     labels = ["pfedla,retain=1,codec=int4", "pfedla,codec=int8", "pfedla"]

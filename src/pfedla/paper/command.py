@@ -64,11 +64,12 @@ _path = click.Path(file_okay=False, path_type=Path)
 @click.option(
     "--seeds", type=click.IntRange(min=1), help="How many: 1 to run, all that are there to print, by default."
 )
+@click.option("--at", type=click.IntRange(min=1), multiple=True, help="For rounds: after how many of them to look.")
 @click.option("--print", "only_print", is_flag=True, help="Run nothing: show what is there.")
 @click.option("--format", "form", type=click.Choice(FORMATS), default="markdown", show_default=True, help="Of tables.")
 @click.option("--draw", type=_path, metavar="DIR", help="Where to draw figures; below --runs after a run by default.")
 @click.option(
-    "--jobs", type=click.IntRange(min=1), default=1, help="Cells at a time, each in a process with one worker."
+    "--jobs", type=click.IntRange(min=1), help="Cells at a time, each in a process with one worker; 1 by default."
 )
 @click.option("--workers", type=int, help="Processes of a cell; one per core by default. Never changes the result.")
 @click.option("--data-dir", help="Where data sets lie; $PFEDLA_DATA by default.")
@@ -87,10 +88,11 @@ def paper(
     clients: tuple[int, ...],
     algorithms: tuple[str, ...],
     seeds: int | None,
+    at: tuple[int, ...],
     only_print: bool,
     form: Format,
     draw: Path | None,
-    jobs: int,
+    jobs: int | None,
     workers: int | None,
     data_dir: str | None,
     download: bool,
@@ -112,12 +114,22 @@ def paper(
     if cell:
         run_cell(places, _cell(*cell), overwrite=overwrite, tell=lambda text: click.echo(NOTE + text, err=True))
         return
-    wanted = Wanted(scale, datasets, clients, algorithms, seeds)
+    wanted = Wanted(scale, datasets, clients, algorithms, seeds, at)
     for name in names:
         if name not in ITEMS:
             raise unknown_name("table or figure", name, ITEMS)
     items = [ITEMS[name] for name in names]
     check_methods(items or list(ITEMS.values()), wanted)
+    if workers is not None and workers < 0:
+        raise ConfigError(f"--workers {workers} must be at least 0")
+    if only_print and (overwrite or jobs):
+        raise ConfigError(f"--print runs nothing: leave out {'--overwrite' if overwrite else '--jobs'}")
+    if at and "rounds" not in names:
+        raise ConfigError("--at is for rounds: pfedla paper rounds --at 20")
+    if items and clients and all(item.name.startswith("fig") for item in items):
+        raise ConfigError("the figures' clients are fixed: --clients is for tables")
+    if items and not any(columns_of(item, wanted) for item in items):
+        raise ConfigError(f"{' and '.join(names)} {'has' if len(names) == 1 else 'have'} no such columns")
     if form == "csv" and len(items) > 1:
         raise ConfigError("tables have different columns as CSV: name one of them at a time")
     if only_print and results != RESULTS and not results.exists():
@@ -125,7 +137,7 @@ def paper(
     if not items:
         _list(places, wanted)
         return
-    failed = [] if only_print else _run(places, items, wanted, jobs, overwrite, quiet)
+    failed = [] if only_print else _run(places, items, wanted, jobs or 1, overwrite, quiet)
     if not quiet:
         text, without = shown(items, places, wanted, form)
         click.echo(text, nl=False)

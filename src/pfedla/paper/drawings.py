@@ -133,7 +133,10 @@ def _frame(x: int, y: int | None = None) -> Rectangle:
 
 def _draw_toy(places: Places, column: Column, found: dict[str, list[Summary]]) -> Canvas:
     """Figure 1: accuracy of client 0, and its weights by layer at the end."""
+    layer, model = (found[method.name][0] for method in SIMILARITY)
     below = f"{heading(places, column, 1)}, scale {places.scale}"
+    if temperature := layer.get("settings", {}).get("algorithm", {}).get("temperature"):
+        below += f". Weights are the softmax of cosines / {temperature:g}, of which much depends"
     canvas = _canvas(2.9, "Aggregation by similarity: of layers, or of whole models", below)
     left, right = canvas.subplots(1, 2, width_ratios=(1, 1.1))
     _plain(left, "(a) accuracy of client 0, %")
@@ -145,7 +148,6 @@ def _draw_toy(places: Places, column: Column, found: dict[str, list[Summary]]) -
     left.set_ylim(min(low, (low + high) / 2 - LEAST_SPAN / 2), max(high, (low + high) / 2 + LEAST_SPAN / 2))
     left.set_xlabel("round", fontsize=8, color=_INK)
     left.legend(frameon=False, fontsize=8, labelcolor=_INK)
-    layer, model = (found[method.name][0] for method in SIMILARITY)
     weights = np.concatenate([np.asarray(layer["alpha"])[0], np.asarray(model["alpha"])[0][:1]])
     _heat(right, weights)
     right.set_yticks(np.arange(len(weights)), [*layer["layers"], "whole model"])

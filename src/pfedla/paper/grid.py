@@ -105,6 +105,7 @@ class Wanted(NamedTuple):
     clients: tuple[int, ...] = ()
     algorithms: tuple[str, ...] = ()
     seeds: int | None = None  # 1 when runs are made, all that there are when results are shown
+    at: tuple[int, ...] = ()  # rounds to look at
 
 
 LITERAL = Method("pFedLA", "pfedla,hyper_optimizer=sgd,hyper_lr=1.0")  # Eqs. 10-11 as printed

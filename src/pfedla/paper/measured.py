@@ -18,12 +18,14 @@ __all__ = [
     "Entry",
     "bests",
     "by_layer",
+    "by_share",
     "entry_of",
     "figure_of",
     "heading",
     "measured_by",
     "missing",
     "record_of",
+    "retained_of",
     "with_notes",
 ]
 
@@ -95,6 +97,22 @@ def bests(entries: Mapping[str, Spread]) -> set[str]:
 def by_layer(weights: Mapping[str, float]) -> str:
     """Return weights in words, layer by layer."""
     return ", ".join(f"{layer} {weight:.2f}" for layer, weight in weights.items())
+
+
+def retained_of(summaries: Sequence[Summary]) -> dict[str, float]:
+    """Return the share of downloads that each layer was left out of, over all seeds; nothing where it is not known."""
+    found: dict[str, list[float]] = {}
+    for summary in summaries:
+        if "retained" in summary:
+            for name, share in zip(summary["layers"], summary["retained"], strict=True):
+                found.setdefault(name, []).append(share)
+    return {name: fmean(shares) for name, shares in found.items()}
+
+
+def by_share(retained: Mapping[str, float]) -> str:
+    """Return the shares of downloads that layers were left out of in words, the largest first."""
+    often = sorted(retained.items(), key=lambda pair: -pair[1])
+    return ", ".join(f"{name} {share:.0%}" for name, share in often if round(100 * share))
 
 
 def with_notes(sheets: Sequence[Sheet], notes: Iterable[str]) -> list[Sheet]:

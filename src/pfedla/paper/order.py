@@ -7,6 +7,7 @@ from itertools import combinations
 
 import numpy as np
 
+from pfedla.errors import ConfigError
 from pfedla.paper.counting import ranks, spearman
 from pfedla.paper.grid import Column, Item, Wanted, columns_of, methods_of, rows_of
 from pfedla.paper.measured import by_layer, heading, measured_by, missing, record_of, with_notes
@@ -22,7 +23,7 @@ Curves = dict[str, dict[int, float]]  # method -> round -> accuracy in per cent
 
 def order_by_rounds(item: Item, places: Places, wanted: Wanted) -> list[Sheet]:
     """Return accuracies and ranks after some rounds, a sheet for each column that has two methods or more."""
-    sheets = list[Sheet]()
+    sheets, recorded = list[Sheet](), set[int]()
     asked = {column: methods_of(item, column, wanted) for column in columns_of(item, wanted)}
     for column in asked:
         rows = [m for m in rows_of(column, places.scale) if not wanted.algorithms or m.algorithm in wanted.algorithms]
@@ -31,13 +32,21 @@ def order_by_rounds(item: Item, places: Places, wanted: Wanted) -> list[Sheet]:
         found = in_common({name: cells for name, cells in found.items() if cells})
         curves = {name: _curve(cells) for name, cells in found.items()}
         if len(curves) > 1:
-            sheets.append(_sheet(item, places, column, curves, found))
+            sheets.append(_sheet(item, places, column, curves, found, marks(curves, wanted.at)))
+            recorded |= set.intersection(*map(set, curves.values()))
+    if sheets and (unknown := [t for t in wanted.at if t not in recorded]):
+        raise ConfigError(f"no curve has round {unknown[0]}: they have {', '.join(map(str, sorted(recorded)))}")
     return with_notes(sheets, missing(item, places, wanted, asked)) if sheets else []
 
 
-def marks(curves: Mapping[str, Mapping[int, float]]) -> list[int]:
-    """Return the rounds to look at: 60, 200, 600 and the last that all have; of short curves the first and the last."""
+def marks(curves: Mapping[str, Mapping[int, float]], at: Sequence[int] = ()) -> list[int]:
+    """Return the rounds to look at: 60, 200, 600 and the last that all have; of short curves the first and the last.
+
+    If some are asked for, it is those `at` which all have been scored.
+    """
     common = sorted(set.intersection(*(set(curve) for curve in curves.values())))
+    if asked := sorted({*at} & {*common}):
+        return asked
     chosen = sorted({*(t for t in MARKS if t in common), *common[-1:]})
     return chosen if len(chosen) > 1 else sorted({*common[:1], *chosen})
 
@@ -59,8 +68,15 @@ def _curve(cells: Sequence[Summary]) -> dict[int, float]:
     return {t: 100 * float(np.mean([curve[t] for curve in each])) for t in common}
 
 
-def _sheet(item: Item, places: Places, column: Column, curves: Curves, found: Mapping[str, Sequence[Summary]]) -> Sheet:
-    at, names = marks(curves), list(curves)
+def _sheet(
+    item: Item,
+    places: Places,
+    column: Column,
+    curves: Curves,
+    found: Mapping[str, Sequence[Summary]],
+    at: Sequence[int],
+) -> Sheet:
+    names = list(curves)
     cells = [cell for some in found.values() for cell in some]
     ranked = {t: dict(zip(names, ranks([-curves[name][t] for name in names]), strict=True)) for t in at}
     best = {t: max(curve[t] for curve in curves.values()) for t in at}

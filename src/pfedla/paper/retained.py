@@ -12,12 +12,14 @@ from pfedla.paper.grid import KEEP, Column, Item, Wanted, columns_of, facts_of, 
 from pfedla.paper.measured import (
     MISSING,
     bests,
+    by_share,
     entry_of,
     figure_of,
     heading,
     measured_by,
     missing,
     record_of,
+    retained_of,
     with_notes,
 )
 from pfedla.paper.printed import TABLE3
@@ -62,13 +64,12 @@ def table_of_retained(item: Item, places: Places, wanted: Wanted) -> list[Sheet]
                 continue
             entry, printed = entries.get(method.name), paper.get(k)
             summaries = found.get(method.name, [])
-            ours = _retained(summaries)
+            ours = retained_of(summaries)
             down, up = (_millions(summaries, f"bytes_{way}") for way in ("down", "up"))
             unit = megabytes(sizes, ours) if ours or (summaries and not k) else None
             named = dict.fromkeys(printed.layers, 1.0) if printed else {}
             theirs = megabytes(sizes, named) if printed else None
-            often = sorted(ours.items(), key=lambda pair: -pair[1])
-            shares = ", ".join(f"{name} {share:.0%}" for name, share in often if round(100 * share))
+            shares = by_share(ours)
             changes = [summary["retained_changes"] for summary in summaries if "retained_changes" in summary]
             rows.append(
                 (
@@ -111,16 +112,6 @@ def table_of_retained(item: Item, places: Places, wanted: Wanted) -> list[Sheet]
         notes = tuple(text for text in (note, measured_by(s for some in found.values() for s in some)) if text)
         sheets.append(Sheet(title, head, tuple(rows), notes, tuple(records)))
     return with_notes(sheets, missing(item, places, wanted, shown)) if sheets else []
-
-
-def _retained(summaries: Sequence[Summary]) -> dict[str, float]:
-    """Return the share of downloads that each layer was left out of, over all seeds."""
-    found: dict[str, list[float]] = {}
-    for summary in summaries:
-        if "retained" in summary:
-            for name, share in zip(summary["layers"], summary["retained"], strict=True):
-                found.setdefault(name, []).append(share)
-    return {name: fmean(shares) for name, shares in found.items()}
 
 
 def _millions(summaries: Sequence[Summary], key: str) -> float | None:

@@ -49,7 +49,9 @@ def written(sheets: Sequence[Sheet], form: Format) -> str:
         writer.writeheader()
         writer.writerows(records)
         return text.getvalue()
-    return "\n".join(_markdown(sheet) if form == "markdown" else _latex(sheet) for sheet in sheets)
+    if form == "markdown":
+        return "\n".join(map(_markdown, sheets))
+    return "\n".join([r"% \usepackage{booktabs}", *map(_latex, sheets)])
 
 
 def _markdown(sheet: Sheet) -> str:
@@ -68,10 +70,11 @@ def _latex(sheet: Sheet) -> str:
         texts = (rf"\textbf{{{_escaped(cell.text)}}}" if cell.best else _escaped(cell.text) for cell in cells)
         return " & ".join(texts) + r" \\"
 
-    lines = [f"% {sheet.title}", rf"\begin{{tabular}}{{l{'r' * (len(sheet.head) - 1)}}}", r"\toprule"]
+    lines = [r"\begin{table}", r"\centering", rf"\caption{{{_escaped(sheet.title)}}}"]
+    lines += [rf"\begin{{tabular}}{{l{'r' * (len(sheet.head) - 1)}}}", r"\toprule"]
     lines += _latex_groups(sheet)
     lines += [row(map(Figure, sheet.head)), r"\midrule", *map(row, sheet.rows), r"\bottomrule", r"\end{tabular}"]
-    return "\n".join([*lines, *(f"% {note}" for note in sheet.notes)]) + "\n"
+    return "\n".join([*lines, r"\end{table}", *(f"% {note}" for note in sheet.notes)]) + "\n"
 
 
 def _latex_groups(sheet: Sheet) -> list[str]:

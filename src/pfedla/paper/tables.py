@@ -14,12 +14,14 @@ from pfedla.paper.measured import (
     Entry,
     bests,
     by_layer,
+    by_share,
     entry_of,
     figure_of,
     heading,
     measured_by,
     missing,
     record_of,
+    retained_of,
     with_notes,
 )
 from pfedla.paper.printed import TABLE1, TABLE2, Printed
@@ -41,6 +43,7 @@ class _Both(NamedTuple):
     ours: dict[str, Entry]  # over the seeds that all of them have
     theirs: dict[str, Printed]
     own: dict[str, dict[str, float]]  # method -> layer -> the clients' weights for themselves
+    retained: dict[str, str]  # method -> which layers stay at the clients
 
 
 def table_of_methods(item: Item, places: Places, wanted: Wanted) -> list[Sheet]:
@@ -68,7 +71,9 @@ def table_of_methods(item: Item, places: Places, wanted: Wanted) -> list[Sheet]:
             compared = {name: entry_of(summaries) for name, summaries in in_common(found).items()}
             theirs = {name: row[column.place] for name, row in printed.items() if column.place in row}
             own = {name: weights for name, cells in found.items() if (weights := _own_weights(cells))}
-            sides.append(_Both(column, compared, {name: theirs[name] for name in theirs if name in compared}, own))
+            kept = {name: shares for name, cells in found.items() if (shares := by_share(retained_of(cells)))}
+            both = {name: theirs[name] for name in theirs if name in compared}
+            sides.append(_Both(column, compared, both, own, kept))
             fewest = min((entry.seeds for entry in compared.values()), default=0)
             if fewest < seeds:
                 uneven.append(
@@ -130,23 +135,34 @@ def _counts(item: Item, sides: Sequence[_Both]) -> list[str]:
     lines = [said + f"standard deviation of the first in {near}."]
     usable = [side for side in sides if set(OURS) <= side.ours.keys() and len(side.theirs) > len(OURS)]
     if usable:
-        spread = all(entry.std is not None for side in usable for entry in side.ours.values())
-        ours_first, ours_near = count_first([_without(side.ours, WITH_ADAM) for side in usable], OURS)
-        first, near = count_first([side.theirs for side in usable], OURS)
+        spread = [side for side in usable if all(entry.std is not None for entry in side.ours.values())]
+        printed = PRINTED[item.name]
+        places = {name: [side for side in usable if side.column.place in printed[name]] for name in printed}
+        absent = {name: sum(name not in side.ours for side in some) for name, some in places.items()}
+        ours_first, _ = count_first([_without(side.ours, WITH_ADAM) for side in usable], OURS)
+        first, _ = count_first([side.theirs for side in usable], OURS)
         line = "Among the methods measured here, without the rows with Adam: "
-        line += f"first in {ours_first} of {len(usable)} columns that have both"
-        if spread:
-            line += f", and first or within one standard deviation in {ours_near}"
-            line += f"; in the paper, in {first} and {near} of them."
-        else:
-            line += f"; in the paper, in {first} of them. One seed has no deviation that others could be within."
+        line += f"first in {ours_first} of {len(usable)} columns that have both; in the paper, in {first} of them."
+        if any(absent.values()):
+            line += f" Not measured: {', '.join(f'{name} in {n}' for name, n in absent.items() if n)} of them."
         lines.append(line)
-        both = [side.ours for side in usable if set(WITH_ADAM) <= side.ours.keys()]
+        if spread:
+            _, ours_near = count_first([_without(side.ours, WITH_ADAM) for side in spread], OURS)
+            _, near = count_first([side.theirs for side in spread], OURS)
+            line = f"First or within one standard deviation: in {ours_near} of {len(spread)} columns of several seeds"
+            lines.append(f"{line}; in the paper, in {near} of them.")
+        else:
+            lines.append("One seed has no deviation that others could be within.")
+        both, several = (
+            [_without(side.ours, OURS) for side in some if set(WITH_ADAM) <= side.ours.keys()]
+            for some in (usable, spread)
+        )
         if both:
-            adam_first, adam_near = count_first([_without(ours, OURS) for ours in both], WITH_ADAM)
-            counted = f"{adam_first} and {adam_near}" if spread else adam_first
-            lines.append(f"With Adam in place of the literal step: {counted} of {len(both)}.")
-    for column, ours, theirs, _ in sides:
+            line = f"With Adam in place of the literal step: first in {count_first(both, WITH_ADAM)[0]} of {len(both)}"
+            near = count_first(several, WITH_ADAM)[1]
+            line += f", and first or within one standard deviation in {near} of {len(several)}" if several else ""
+            lines.append(f"{line}; a tie counts.")
+    for column, ours, theirs, *_ in sides:
         names = list(theirs)
         found = spearman([ours[name].mean for name in names], [theirs[name].mean for name in names])
         if found is not None:
@@ -201,10 +217,12 @@ def _own_weights(cells: Sequence[Summary]) -> dict[str, float]:
 
 
 def _kept_for_oneself(sides: Sequence[_Both]) -> list[str]:
-    """Say for each column, layer by layer, how much of its own model pFedLA leaves a client."""
+    """Say for each column how much of its own model pFedLA leaves a client, and which layers HeurpFedLA does."""
     lines = []
-    for column, _, _, own in sides:
+    for column, _, _, own, retained in sides:
         said = [f"{name}: {by_layer(weights)}" for name, weights in own.items() if name.startswith("pFedLA")]
         if said:
             lines.append(f"Clients' weights for themselves, {_words(column)}. {'; '.join(said)}.")
+        if kept := [f"{name}: {shares}" for name, shares in retained.items()]:
+            lines.append(f"Retained (share of downloads), {_words(column)}. {'; '.join(kept)}.")
     return lines

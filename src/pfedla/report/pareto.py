@@ -32,7 +32,12 @@ class Point(NamedTuple):
     megabytes: float  # of layers, values and headers, both ways
     score: float  # the headline, in percent if it is one
     spread: float | None  # over the seeds, if there are several
-    seeds: int
+    each: tuple[tuple[int, float], ...]  # seeds and their scores
+
+    @property
+    def seeds(self) -> int:
+        """How many there are."""
+        return len(self.each)
 
 
 class Choice(NamedTuple):
@@ -60,7 +65,8 @@ def points(summaries: Sequence[dict[str, Any]]) -> list[Point]:
         spread = stdev(scores) if len(scores) > 1 else None
         method = ",".join(part for part in label.split(",") if not part.startswith("codec"))
         codec = in_words(runs[0].get("settings", {}).get("codec", {}))
-        found.append(Point(label, method, codec, megabytes, fmean(scores), spread, len(runs)))
+        each = zip((run["seed"] for run in runs), scores, strict=True)
+        found.append(Point(label, method, codec, megabytes, fmean(scores), spread, tuple(each)))
     return found
 
 
@@ -87,7 +93,8 @@ def everywhere(
 ) -> list[Choice]:
     """Return what is at most `within` worse than the label `against` in every comparison, the least traffic first.
 
-    What was run with fewer seeds than `against` is no choice: it may have been lucky.
+    They are compared over the seeds of `against`. What was not run with all of these is no choice: it may have been
+    lucky.
     """
     found = [{point.label: point for point in some} for some in comparisons]
     for known in found:
@@ -96,12 +103,21 @@ def everywhere(
     sign = 1 if higher_is_better else -1
     good = []
     for label in found[0]:
-        if all(label in known and known[label].seeds >= known[against].seeds for known in found):
-            apart = [sign * (known[label].score - known[against].score) for known in found]
-            if min(apart) >= -within:
+        apart = [_above(known.get(label), known[against]) for known in found]
+        if None not in apart:
+            worst = min(sign * difference for difference in apart if difference is not None)
+            if worst >= -within:
                 megabytes = sum(known[label].megabytes for known in found)
-                good.append(Choice(label, found[0][label].codec, megabytes, min(apart)))
+                good.append(Choice(label, found[0][label].codec, megabytes, worst))
     return sorted(good, key=lambda choice: choice.megabytes)
+
+
+def _above(point: Point | None, reference: Point) -> float | None:
+    """Return by how much a point's score is above the reference's over the latter's seeds; None if it lacks some."""
+    if point is None or not {seed for seed, _ in reference.each} <= {seed for seed, _ in point.each}:
+        return None
+    scores = dict(point.each)
+    return fmean(scores[seed] - score for seed, score in reference.each)
 
 
 def draw_pareto(
