@@ -136,7 +136,7 @@ def _draw_toy(places: Places, column: Column, found: dict[str, list[Summary]]) -
     layer, model = (found[method.name][0] for method in SIMILARITY)
     below = f"{heading(places, column, 1)}, scale {places.scale}"
     if temperature := layer.get("settings", {}).get("algorithm", {}).get("temperature"):
-        below += f". Weights are the softmax of cosines / {temperature:g}, of which much depends"
+        below += f". Weights are the softmax of cosines / {temperature:g}; much depends on it"
     canvas = _canvas(2.9, "Aggregation by similarity: of layers, or of whole models", below)
     left, right = canvas.subplots(1, 2, width_ratios=(1, 1.1))
     _plain(left, "(a) accuracy of client 0, %")

@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -136,7 +137,9 @@ def draw_pareto(
     for axis, (name, summaries) in zip(panels, comparisons.items(), strict=True):
         _panel(axis, found[name], summaries[0], against, within, chosen, codecs, methods)
     where = " in all panels" if len(found) > 1 else ""
-    title = f"Circled: the least traffic within {within:g} of {against} (the band){where}.  "
+    percent = all(summary.get("percent", True) for summaries in comparisons.values() for summary in summaries)
+    margin = f"{within:g} {'point' if within == 1 else 'points'}" if percent else f"{within:g}"
+    title = f"Circled: the least traffic within {margin} of {against} (the band){where}.  "
     title += "Line: the best with no more traffic"
     figure.suptitle(title, fontsize=8, color=_INK, fontweight="bold", x=0.01, ha="left")
     by_codec = [Line2D([], [], marker="o", ls="none", ms=5.5, label=c, **_style(i)) for i, c in enumerate(codecs)]
@@ -220,8 +223,13 @@ def _draw_beyond(axis: Axes, points: Sequence[tuple[Point, str, dict[str, Any]]]
     axis.axhline(last, color=_FAINT, linewidth=0.8, linestyle=":", zorder=1)
     axis.annotate("off the scale", (1, last), (-2, -3 * sign), xycoords=("axes fraction", "data"), zorder=6, ha="right",
                   textcoords="offset points", va="top" if sign > 0 else "bottom", fontsize=7, color=_FAINT)  # fmt: skip
-    for row, (point, marker, style) in enumerate(points):
-        place = last - (0.04 + 0.045 * (row % 4)) * height * sign  # in turn, so that figures do not cover each other
+    left, right = np.log10(axis.get_xlim())
+    taken = [0.0] * 5  # how far each row is covered, as a share of the width
+    for point, marker, style in points:
+        across = (np.log10(point.megabytes) - left) / (right - left)
+        row = next((row for row, end in enumerate(taken) if end <= across), int(np.argmin(taken)))
+        taken[row] = across + 0.13
+        place = last - (0.04 + 0.045 * row) * height * sign
         axis.plot(point.megabytes, place, marker, markersize=5.5, linestyle="none", zorder=4, **style)
         axis.annotate(f"{point.score:.3g}", (point.megabytes, place), (5, 0), textcoords="offset points", va="center",
                       fontsize=6.5, color=_INK, zorder=6)  # fmt: skip
