@@ -36,7 +36,7 @@ def drawn(places: Places, put: Put) -> Wanted:
             over = [near_is_more(n, len(layers), t / 30)[0].tolist() for t in range(1, 31)]
             more: dict[str, Any] = {"layers": layers, "alpha": alpha.tolist()}
             more |= {"alpha_over_time": [list(range(1, 31)), over], "curve": [[10, 20], [0.3, 0.5], [0.2, 0.6]]}
-            for method in SIMILARITY if name == "fig1" else (LITERAL, ADAM):
+            for method in (m for pair in SIMILARITY.values() for m in pair) if name == "fig1" else (LITERAL, ADAM):
                 put(Cell(column, method, 0), 0.5, **more)
     return wanted
 
@@ -81,6 +81,25 @@ def test_claims_are_computed(places: Places, drawn: Wanted) -> None:
     expected = np.mean([near_is_more(8, 1, t / 30)[0, 0] for t in range(21, 31)], 0)
     assert [late[key] for key in ("own", "same_classes", "similar")] == pytest.approx(expected[:3].tolist())
     assert late["others"] == pytest.approx(expected[3:].mean())
+
+
+def test_figure_1_is_shown_for_every_temperature_that_is_measured(places: Places, put: Put, drawn: Wanted) -> None:
+    low, high = sheets_of(ITEMS["fig1"], places, drawn)
+    assert [sheet.title.partition(" (")[0] for sheet in (low, high)] == [
+        "Figure 1, temperature 0.05",
+        "Figure 1, temperature 0.1",
+    ]
+    assert [row[0].text for row in high.rows] == ["layer-wise", "model-wise"]
+    assert {record["temperature"] for record in high.records} == {0.1}
+    (picture,) = drawings_of(ITEMS["fig1"], places, drawn)
+    assert len(picture.canvas.axes) == 4
+    column = ITEMS["fig1"].columns[0]
+    places.file("fig1").unlink()
+    for method in (*SIMILARITY[0.1], SIMILARITY[0.05][0]):  # of the other temperature one is missing
+        put(Cell(column, method, 0), 0.5)
+    (only,) = sheets_of(ITEMS["fig1"], places, drawn)
+    assert "temperature 0.1" in only.title
+    assert "1 cell is missing: `pfedla paper fig1" in only.notes[-1]
 
 
 def test_few_rounds_leave_periods_without_a_record(places: Places, put: Put) -> None:

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from pfedla.paper.figures import LARGEST, PERIODS, ROLES, falls_with_distance, measured, roles_of
-from pfedla.paper.grid import SIMILARITY, SLUGS, Column, Item, Method, Wanted
+from pfedla.paper.figures import LARGEST, PERIODS, ROLES, falls_with_distance, measured, roles_of, temperature_of
+from pfedla.paper.grid import SLUGS, Column, Item, Method, Wanted
 from pfedla.paper.measured import heading
 from pfedla.paper.runs import Places, Summary
 
@@ -42,7 +42,7 @@ def drawings_of(item: Item, places: Places, wanted: Wanted) -> list[Drawing]:
     """Draw a figure from what is measured: the first seed, as the paper shows one."""
     found = list(measured(item, places, wanted))
     if item.name == "fig1":
-        return [Drawing("fig1", _draw_toy(places, column, cells)) for column, _, cells in found]
+        return [Drawing("fig1", _draw_toy(places, found))] if found else []
     by_method: dict[Method, list[tuple[Column, Summary]]] = {}
     for column, method, cells in found:
         by_method.setdefault(method, []).append((column, cells[method.name][0]))
@@ -131,29 +131,31 @@ def _frame(x: int, y: int | None = None) -> Rectangle:
 # ---- figures
 
 
-def _draw_toy(places: Places, column: Column, found: dict[str, list[Summary]]) -> Canvas:
-    """Figure 1: accuracy of client 0, and its weights by layer at the end."""
-    layer, model = (found[method.name][0] for method in SIMILARITY)
-    below = f"{heading(places, column, 1)}, scale {places.scale}"
-    if temperature := layer.get("settings", {}).get("algorithm", {}).get("temperature"):
-        below += f". Weights are the softmax of cosines / {temperature:g}; much depends on it"
-    canvas = _canvas(2.9, "Aggregation by similarity: of layers, or of whole models", below)
-    left, right = canvas.subplots(1, 2, width_ratios=(1, 1.1))
-    _plain(left, "(a) accuracy of client 0, %")
-    for place, (name, cells) in enumerate(found.items()):
-        rounds, _, first = cells[0]["curve"]
-        style: dict[str, Any] = {"color": _COLOURS[place], "linestyle": _LINES[place], "marker": _MARKS[place]}
-        left.plot(rounds, 100 * np.asarray(first), label=name, linewidth=1.5, markersize=3, **style)
-    low, high = left.get_ylim()
-    left.set_ylim(min(low, (low + high) / 2 - LEAST_SPAN / 2), max(high, (low + high) / 2 + LEAST_SPAN / 2))
-    left.set_xlabel("round", fontsize=8, color=_INK)
-    left.legend(frameon=False, fontsize=8, labelcolor=_INK)
-    weights = np.concatenate([np.asarray(layer["alpha"])[0], np.asarray(model["alpha"])[0][:1]])
-    _heat(right, weights)
-    right.set_yticks(np.arange(len(weights)), [*layer["layers"], "whole model"])
-    right.axhline(len(weights) - 1.5, color="white", linewidth=4)
-    right.set_xlabel("client", fontsize=8, color=_INK)
-    _name(right, "(b) final weights of client 0 for every client, %")
+def _draw_toy(places: Places, found: Sequence[tuple[Column, Method, dict[str, list[Summary]]]]) -> Canvas:
+    """Figure 1: accuracy of client 0, and its weights by layer at the end, a row for each temperature."""
+    below = f"{heading(places, found[0][0], 1)}, scale {places.scale}. Weights are the softmax of cosines / temperature"
+    title = "Aggregation by similarity: of layers, or of whole models"
+    canvas = _canvas(0.5 + 2.4 * len(found), title, below)
+    axes = canvas.subplots(len(found), 2, width_ratios=(1, 1.1), squeeze=False, sharey="col")
+    for row, ((_, method, cells), (left, right)) in enumerate(zip(found, axes, strict=True)):
+        layer, model = (some[0] for some in cells.values())
+        _plain(left, f"temperature {temperature_of(method):g}: accuracy of client 0, %")
+        for place, (name, summary) in enumerate(zip(("layer-wise", "model-wise"), (layer, model), strict=True)):
+            rounds, _, first = summary["curve"]
+            style: dict[str, Any] = {"color": _COLOURS[place], "linestyle": _LINES[place], "marker": _MARKS[place]}
+            left.plot(rounds, 100 * np.asarray(first), label=name, linewidth=1.5, markersize=3, **style)
+        left.set_xlabel("round", fontsize=8, color=_INK)
+        if row == 0:
+            left.legend(frameon=False, fontsize=8, labelcolor=_INK)
+        weights = np.concatenate([np.asarray(layer["alpha"])[0], np.asarray(model["alpha"])[0][:1]])
+        _heat(right, weights)
+        right.set_yticks(np.arange(len(weights)), [*layer["layers"], "whole model"])
+        right.axhline(len(weights) - 1.5, color="white", linewidth=4)
+        right.set_xlabel("client", fontsize=8, color=_INK)
+        _name(right, "final weights of client 0 for every client, %")
+    low, high = axes[0, 0].get_ylim()
+    middle = (low + high) / 2
+    axes[0, 0].set_ylim(min(low, middle - LEAST_SPAN / 2), max(high, middle + LEAST_SPAN / 2))
     return canvas
 
 

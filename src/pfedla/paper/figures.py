@@ -26,6 +26,7 @@ __all__ = [
     "periods",
     "roles_of",
     "sheets_of",
+    "temperature_of",
 ]
 
 ROLES = ("own", "same classes", "similar", "others")  # Figure 5: clients 0, 1, 2, and the rest
@@ -45,9 +46,10 @@ def measured(item: Item, places: Places, wanted: Wanted) -> Iterator[tuple[Colum
     """Yield the columns and methods of a figure that are measured, with their cells."""
     for column in columns_of(item, wanted):
         if item.name == "fig1":
-            found = in_common(summaries_of(places, column, SIMILARITY, wanted.seeds))
-            if len(found) == len(SIMILARITY):
-                yield column, SIMILARITY[0], found
+            for pair in SIMILARITY.values():
+                found = in_common(summaries_of(places, column, pair, wanted.seeds))
+                if len(found) == len(pair):
+                    yield column, pair[0], found
             continue
         for method in methods_of(item, column, wanted):
             found = summaries_of(places, column, (method,), wanted.seeds)
@@ -76,18 +78,26 @@ def order_holds(weights: Sequence[float]) -> bool:
     return all(more > less for more, less in pairwise(weights))
 
 
-def _toy_sheet(places: Places, column: Column, method: Method, found: dict[str, list[Summary]]) -> Sheet:  # noqa: ARG001
+def temperature_of(method: Method) -> float:
+    """Return the temperature of a method of Figure 1."""
+    (found,) = (temperature for temperature, pair in SIMILARITY.items() if method in pair)
+    return found
+
+
+def _toy_sheet(places: Places, column: Column, method: Method, found: dict[str, list[Summary]]) -> Sheet:
+    temperature = temperature_of(method)
     rows, records = [], []
     for name, cells in found.items():
         first, everybody = fmean(100 * c["curve"][2][-1] for c in cells), fmean(100 * c["curve"][1][-1] for c in cells)
-        rows.append((Figure(name), Figure(f"{first:.2f}"), Figure(f"{everybody:.2f}")))
-        records.append({"item": "fig1", "scale": places.scale, "method": name, "client_0": first, "mean": everybody})
-    pairs = list(zip(*(found[method.name] for method in SIMILARITY), strict=True))
+        rows.append((Figure(name.partition(",")[0]), Figure(f"{first:.2f}"), Figure(f"{everybody:.2f}")))
+        record = {"item": "fig1", "scale": places.scale, "temperature": temperature}
+        records.append({**record, "method": name.partition(",")[0], "client_0": first, "mean": everybody})
+    pairs = list(zip(*found.values(), strict=True))
     seeds = len(pairs)
     above = sum(a["curve"][2][-1] > b["curve"][2][-1] for a, b in pairs)
     mean = sum(a["curve"][1][-1] > b["curve"][1][-1] for a, b in pairs)
     claim = f"Layer-wise is above model-wise for client 0 in {above} of {seeds} seeds, for the mean client in {mean}."
-    title = f"Figure 1 ({heading(places, column, seeds)}), scale {places.scale}"
+    title = f"Figure 1, temperature {temperature:g} ({heading(places, column, seeds)}), scale {places.scale}"
     head = ("aggregation by similarity", "client 0 %", "all clients %")
     return Sheet(title, head, tuple(rows), (claim, _commits(found)), tuple(records))
 
