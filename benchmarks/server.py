@@ -195,7 +195,7 @@ def _upload(got: Payload, beside: Sequence[str]) -> Payload:
     """Return a small change of everything, as clients would send it, with a method's own values beside it."""
     layers = {key: torch.randn(rows.shape, generator=stream(0, key)) * 1e-3 for key, rows in got.layers.items()}
     n, count = got.sent.shape
-    values = {"path": torch.ones(n), "start": torch.full((n, count), 0.1), "serve": torch.full((n, count), 0.1)}
+    values = {"path": torch.ones(n), "start": torch.full((n,), 0.1), "serve": torch.full((n, count), 0.1)}
     more = {name: values[name] for name in beside}
     return Payload.of(layers, torch.ones_like(got.sent), got.names, examples=torch.full((n,), 420), **more)
 

@@ -1,4 +1,4 @@
-"""How runs of pFedLA-X go over their rounds: accuracy, loss, what layers start from and serve of their own, and others.
+"""How runs of pFedLA-X go over their rounds: accuracy, loss, how much is served of the own, and how many others count.
 
 Runs are named by their folders, and collected; those of the same label and seed are replaced.
 
@@ -27,7 +27,7 @@ def course(folder: Path) -> dict[str, Any]:
     record = RunRecord(folder)
     history, found, summary = record.history(), record.diagnostics(), record.summary()
     at = [found[ROUND].tolist().index(line["round"]) for line in history]
-    served, start = own_weights(found["alpha"]).mean(-1), found["start"].mean(1)
+    served = own_weights(found["alpha"]).mean(-1)
     others = effective(found["alpha"]).mean(1)
     return {
         "label": folder.name.rpartition("-seed")[0],
@@ -37,7 +37,6 @@ def course(folder: Path) -> dict[str, Any]:
         "accuracy": [line["accuracy_mean"] for line in history],
         "after_training": [line["accuracy_after_training"] for line in history],
         "loss": [line["loss_mean"] for line in history],
-        "start": np.round(start[at], 5).tolist(),
         "served": np.round(served[at], 5).tolist(),
         "others": np.round(others[at], 4).tolist(),
     }
@@ -53,8 +52,7 @@ def effective(alpha: np.ndarray) -> np.ndarray:
 
 def table(found: list[dict[str, Any]]) -> str:
     """Return the runs as a Markdown table, a row for every second evaluation up to the last."""
-    shares = [f"{what} from its own, {layer}" for what in ("starts", "serves") for layer in SHOWN]
-    shares += [f"others in effect, {layer}" for layer in SHOWN]
+    shares = [f"{what}, {layer}" for what in ("serves of its own", "others in effect") for layer in SHOWN]
     lines = [f"| method | round | accuracy % | after training | loss | {' | '.join(shares)} |"]
     lines.append("| --- " * (5 + len(shares)) + "|")
     for run in found:
@@ -63,7 +61,7 @@ def table(found: list[dict[str, Any]]) -> str:
             cells = [f"`{run['label']}`", str(run["rounds"][row])]
             cells += [f"{100 * run[key][row]:.2f}" for key in ("accuracy", "after_training")]
             cells += [f"{run['loss'][row]:.2f}"]
-            cells += [f"{run[key][row][place]:.2f}" for key in ("start", "served", "others") for place in places]
+            cells += [f"{run[key][row][place]:.2f}" for key in ("served", "others") for place in places]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

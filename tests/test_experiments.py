@@ -224,7 +224,6 @@ def test_the_course_of_a_run_is_what_it_recorded(tmp_path: Path) -> None:
     alpha = result.diagnostics["alpha"]  # (evaluations, clients, layers, clients)
     own = np.mean([[alpha[1, i, place, i] for i in range(3)] for place in range(len(found["layers"]))], axis=1)
     np.testing.assert_allclose(found["served"][1], own, atol=1e-5)
-    np.testing.assert_allclose(found["start"][1], result.diagnostics["start"][1].mean(0), atol=1e-5)
     q = [[alpha[1, i, 0, j] / (1 - alpha[1, i, 0, i]) for j in range(3) if j != i] for i in range(3)]
     assert found["others"][1][0] == pytest.approx(np.mean([1 / sum(x * x for x in row) for row in q]), abs=1e-4)
     assert found["others"][0][0] <= 2

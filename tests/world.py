@@ -41,7 +41,7 @@ METHODS: dict[str, Callable[[], Algorithm[Any]]] = {
     "clustered": lambda: Clustered(groups=2),
     "pfedla-peers": lambda: PFedLAPeers(peers=2, refresh=2),
     "heurpfedla-peers": lambda: PFedLAPeers(peers=2, refresh=2, retain=1),
-    "pfedla-x-one": lambda: PFedLAX(hold=1, logits="one"),
+    "pfedla-x-hold": lambda: PFedLAX(hold=1),
     "pfedla-x-peers": lambda: PFedLAXPeers(hold=1, peers=2, refresh=2),
     "pfedla-x-hyper": lambda: PFedLAXHyper(hold=1),
 }

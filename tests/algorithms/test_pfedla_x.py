@@ -244,7 +244,7 @@ def test_two_rounds_are_the_equations_one_after_another() -> None:
                 weight = np.exp(z[i, layer]) * (np.arange(n) != i)
                 m = (weight / weight.sum()) @ theta[name]
                 np.testing.assert_allclose(sent.layers[name][i], m, atol=1e-6)
-                share = sigmoid(float(before["#start"][i, layer]))
+                share = sigmoid(-2.0) if t > 1 else 0.0
                 begun = m + share * (before[name][i].numpy() - m)
                 delta = played.own[name][i].numpy() - begun
                 rest, _ = task.leave_out(5, [t - 1])
@@ -262,7 +262,7 @@ def test_two_rounds_are_the_equations_one_after_another() -> None:
     )  # something was learned
 
 
-def test_the_start_is_judged_at_the_trained_model_and_service_at_the_served_one() -> None:
+def test_service_is_judged_at_the_served_model_when_a_folds_rounds_are_over() -> None:
     made = setting(PFedLAX(hold=2, serve_steps=3), "mlp")
     played = play(made, [[0, 1, 2]] * 1)
     for t in (2, 3):
@@ -273,17 +273,13 @@ def test_the_start_is_judged_at_the_trained_model_and_service_at_the_served_one(
             kept = {k: x[[i]] for k, x in played.own.items()}
             _, fold = task.leave_out(5, [0])
             if t == 2:  # the first fold's second round
-                a = judged(mine["#start"], fold.gradient(kept), mine, m, made.spec.names, 3.0)
-                same(kept["#start"], a, atol=1e-6)
                 assert torch.equal(kept["#serve"], mine["#serve"])
-                assert not torch.equal(kept["#start"], mine["#start"])
             else:  # the round after
                 b = mine["#serve"]
                 for _ in range(3):
                     served = between(b.sigmoid(), m, mine, made.spec.names)
                     b = judged(b, fold.gradient(served), mine, m, made.spec.names, 1.0)
                 same(kept["#serve"], b, atol=1e-6)
-                assert torch.equal(kept["#start"], mine["#start"])
                 assert not torch.equal(kept["#serve"], mine["#serve"])
 
 
@@ -295,7 +291,6 @@ def test_diagnostics_are_what_the_served_models_are_mixed_from() -> None:
     torch.testing.assert_close(alpha[torch.arange(3), :, torch.arange(3)], played.own["#serve"].sigmoid())
     for layer, name in enumerate(played.setting.spec.names):
         torch.testing.assert_close(served[name], alpha[:, layer] @ played.state.members.theta[name])
-    assert shown["start"].shape == (3, 2)
 
 
 # ---- folds
@@ -323,19 +318,16 @@ def marked(count: int) -> Samples:
 
 
 @pytest.mark.parametrize(("hold", "folds", "count"), [(2, 5, 23), (1, 3, 9), (3, 4, 4), (2, 10, 6)])
-@pytest.mark.parametrize("logits", ["two", "one"])
-def test_a_fold_judges_only_what_was_not_trained_on_it_in_its_rounds(
-    hold: int, folds: int, count: int, logits: Any
-) -> None:
+def test_a_fold_judges_only_what_was_not_trained_on_it_in_its_rounds(hold: int, folds: int, count: int) -> None:
     """With rounds that the client misses between its own: they count for nothing."""
-    made = setting(PFedLAX(hold=hold, folds=folds, logits=logits), "mlp")
+    made = setting(PFedLAX(hold=hold, folds=folds), "mlp")
     template = Marked()
     made = Setting(template, type(made.spec).of(template), made.algorithm, made.training, 0)
     clients = {i: ClientData(marked(count), marked(count)) for i in range(3)}
     fleet = WireFleet(made, clients)
     played = Played(made, server_of(made, 3), fleet, 3)
     module: Any = fleet.devices[0].runtime.model.module
-    log = list[tuple[set[int], set[int], set[int]]]()  # of each of client 0's rounds: who judged b, trained, judged a
+    log = list[tuple[set[int], set[int]]]()  # of each of client 0's rounds: who judged, and who trained
     used = min(folds, count)
     while len(log) < hold * (used + 1) + 1:
         ids = [[1, 2], [0, 1], [0, 2], [1]][played.server.t % 4]
@@ -343,20 +335,16 @@ def test_a_fold_judges_only_what_was_not_trained_on_it_in_its_rounds(
         run_round(made.algorithm, played.server, fleet, ids)
         if 0 in ids:
             kinds = [kind for kind, _ in module.seen]
-            first, last = kinds.index("train"), len(kinds) - kinds[::-1].index("train")
-            assert set(kinds[first:last]) == {"train"}
-            parts = module.seen[:first], module.seen[first:last], module.seen[last:]
-            before, during, after = ({mark for _, some in part for mark in some} for part in parts)
-            log.append((before, during, after))
+            first = kinds.index("train")
+            assert set(kinds[first:]) == {"train"}
+            parts = module.seen[:first], module.seen[first:]
+            before, during = ({mark for _, some in part for mark in some} for part in parts)
+            log.append((before, during))
     judges = list[set[int]]()
-    for own, (serving, trained, starting) in enumerate(log):
-        left_out = set(range(count)) - trained
-        assert left_out
+    for own, (serving, trained) in enumerate(log):
+        assert set(range(count)) - trained
         assert bool(serving) == (own > 0 and own % hold == 0)
-        assert bool(starting) == (logits == "two" and (own + 1) % hold == 0)
-        assert not serving & set().union(*(during for _, during, _ in log[own - hold : own]))  # of the rounds before
-        assert not starting & set().union(*(during for _, during, _ in log[own - hold + 1 : own + 1]))  # up to this one
-        assert starting in (set(), left_out)
+        assert not serving & set().union(*(during for _, during in log[own - hold : own]))  # of the rounds before
         judges += [serving] if serving else []
     assert set().union(*judges[:used]) == set(range(count))
     assert sum(map(len, judges[:used])) == count  # each sample judges once,
@@ -426,7 +414,7 @@ def test_who_has_too_few_samples_for_folds_trains_on_all_and_keeps_its_first_sha
             run_round(made.algorithm, played.server, played.fleet, [0, 1, 2])
         judged_by = played.own["#held"].flatten().tolist()
         assert judged_by == [4 * (count == least), 4, 4]
-        moved = (played.own["#serve"] != -2).any(1) | (played.own["#start"] != -2).any(1)
+        moved = (played.own["#serve"] != -2).any(1)
         assert moved.tolist() == [count == least, True, True]
     made = setting(PFedLAX(), "mlp")
     task = Task(FlatModel(copy.deepcopy(made.template), made.spec), [marked(1)], [4], made.training, 0, 1)
@@ -452,30 +440,15 @@ def test_as_many_samples_are_seen_as_without_folds_to_the_nearest_epoch(epochs: 
 
 
 def test_shares_that_are_not_judged_stay_and_nothing_is_left_out() -> None:
-    kept = {"two": PFedLAX(hold=1), "start": PFedLAX(hold=1, eta_start=0), "serve": PFedLAX(hold=1, eta_serve=0)}
-    found = {label: play(algorithm, [[0, 1, 2]] * 3, name="mlp").own for label, algorithm in kept.items()}
-    moved = {(label, key): bool((own[key] != -2).any()) for label, own in found.items() for key in ("#start", "#serve")}
-    assert moved == {
-        ("two", "#start"): True,
-        ("two", "#serve"): True,
-        ("start", "#start"): False,
-        ("start", "#serve"): True,
-        ("serve", "#start"): True,
-        ("serve", "#serve"): False,
-    }
-    made = setting(PFedLAX(eta_start=0, eta_serve=0), "mlp")
+    for eta, moves in ((1.0, True), (0.0, False)):
+        own = play(PFedLAX(hold=1, eta_serve=eta), [[0, 1, 2]] * 3, name="mlp").own
+        assert bool((own["#serve"] != -2).any()) == moves
+        assert own["#held"].flatten().tolist() == [3 * moves] * 3
+    made = setting(PFedLAX(eta_serve=0), "mlp")
     task, seen = task_of(made, [2]), list[int]()
     task.model.module.register_forward_hook(lambda _, x, __: seen.append(len(x[0])))
     made.algorithm.train(made.enroll().own, made.algorithm.download(server_of(made, 3).state, torch.tensor([2])), task)
     assert sum(seen) == 2 * len(task.samples[0])
-
-
-def test_with_one_logit_training_starts_where_the_client_is_served() -> None:
-    played = play(PFedLAX(hold=1, logits="one"), [[0, 1, 2]] * 3, name="mlp")
-    assert torch.equal(played.state.members.start, played.state.members.serve)
-    assert (played.state.members.serve != torch.tensor(-2.0).sigmoid()).any()
-    apart = play(PFedLAX(hold=1), [[0, 1, 2]] * 3, name="mlp")
-    assert not torch.equal(apart.state.members.start, apart.state.members.serve)
 
 
 def test_others_weigh_alike_if_that_is_not_learned() -> None:
@@ -489,7 +462,7 @@ def test_others_weigh_alike_if_that_is_not_learned() -> None:
 
 
 def fixed(first: float) -> PFedLAX:
-    return PFedLAX(first=first, eta_start=0, eta_serve=0)
+    return PFedLAX(first=first, eta_serve=0)
 
 
 def parameters(layers: Layers) -> Layers:
@@ -515,7 +488,7 @@ def test_nothing_of_ones_own_is_the_others_mixture_to_the_bit() -> None:
         task_of(made, [1], 4).fit(sent.rows([1]).fill({k: x[[1]] for k, x in mine.own.items()})),
     )
     same({key: kept[key] - sent.layers[key][[1]] for key in upload.layers}, upload.layers)
-    even = play(PFedLAX(first=-200.0, eta_start=0, eta_serve=0, eta=0.0), [[0, 1, 2]])
+    even = play(PFedLAX(first=-200.0, eta_serve=0, eta=0.0), [[0, 1, 2]])
     for name in even.setting.spec.names:  # the mean of the two others
         expected = (even.own[name].sum(0) - even.own[name]) / 2
         np.testing.assert_allclose(even.personalized()[name], expected, atol=1e-6)
@@ -541,10 +514,10 @@ def test_who_alone_has_trained_goes_on_alone_until_another_has() -> None:
     same({key: played.own[key][:1] for key in made.spec.slots}, trained)
     alpha = made.algorithm.diagnostics(played.state)["alpha"]
     assert torch.equal(alpha[0], torch.tensor([1.0, 0, 0]).expand(3, 3))
-    for ids in ([0], [1], [0, 1]):
+    for ids in ([0], [1], [0, 1], [0, 1]):
         run_round(made.algorithm, played.server, played.fleet, ids)
-    assert played.own["#held"].flatten().tolist() == [4, 2, 0]
-    assert (played.own["#start"][0] != -2).any()
+    assert played.own["#held"].flatten().tolist() == [5, 3, 0]
+    assert (played.own["#serve"][0] != -2).any()
 
 
 def test_who_was_alone_is_judged_by_folds_left_out_since_another_joined() -> None:
@@ -557,16 +530,16 @@ def test_who_was_alone_is_judged_by_folds_left_out_since_another_joined() -> Non
     assert own["#rounds"].tolist() == [[2]]
     m = {key: rows + 0.1 * drawn(*rows.shape).to(rows) for key, rows in theta_of(made).items()}
     got = Payload.of(m, torch.ones(1, 2, dtype=torch.bool), made.spec.names)
-    for t, (a, b) in enumerate(((False, False), (True, False), (True, True)), start=3):  # which have moved
+    for t, moved in enumerate((False, False, True), start=3):
         own, _ = made.algorithm.train(own, got, task_of(made, [0], t))
-        assert (bool((own["#start"] != -2).any()), bool((own["#serve"] != -2).any())) == (a, b)
+        assert bool((own["#serve"] != -2).any()) == moved
 
 
 def test_of_two_each_has_the_other() -> None:
     played = play(PFedLAX(), [[0, 1]] * 5, 2)
     sent = played.setting.algorithm.download(played.state, torch.tensor([0, 1]))
     same(sent.layers, {key: rows.flip(0) for key, rows in played.state.members.theta.items()})
-    assert (played.own["#start"] != -2).any()
+    assert (played.own["#serve"] != -2).any()
 
 
 # ---- clients that come later, and those that lost what was theirs
@@ -588,8 +561,8 @@ def test_who_has_not_trained_teaches_nobody_and_begins_with_the_others() -> None
         assert not torch.equal(served[name][:2], sent.layers[name][:2])
     task, own = task_of(made, [2], 3), made.enroll().own
     kept, upload = made.algorithm.train(own, sent.rows([2]), task)
-    assert (upload.values["start"] == 0).all()
-    assert torch.equal(kept["#start"], own["#start"])  # there was nothing to judge
+    assert upload.values["start"].tolist() == [0]
+    assert torch.equal(kept["#serve"], own["#serve"])  # there was nothing to judge
     rest, _ = task.leave_out(5, [0])
     trained = rest.fit(sent.rows([2]).fill(own))
     same({key: kept[key] for key in made.spec.slots}, trained)
@@ -614,8 +587,7 @@ def test_the_server_knows_the_models_of_clients_that_came_late_or_forgot(name: s
 @pytest.mark.parametrize(
     "codec", [Codec("int8", "int8"), Codec("int4", "int8"), Codec("random-k", "int8", 0.1)], ids=str
 )
-@pytest.mark.parametrize("logits", ["two", "one"])
-def test_nothing_that_a_codec_loses_is_lost_for_good(codec: Codec, logits: Any) -> None:
+def test_nothing_that_a_codec_loses_is_lost_for_good(codec: Codec) -> None:
     """What arrived in all rounds and what a client owes add up to its changes, whatever its own share at the start."""
     made, arrived = dict[int, list[Layers]](), dict[int, list[Layers]]()
 
@@ -632,7 +604,7 @@ def test_nothing_that_a_codec_loses_is_lost_for_good(codec: Codec, logits: Any) 
                 arrived.setdefault(client, []).append(found)
             return super().update(state, ids, got, upload)
 
-    played = play(setting(Watched(logits=logits), "mlp", codec=codec), [[0, 1, 2], [0, 2]] * 10)
+    played = play(setting(Watched(), "mlp", codec=codec), [[0, 1, 2], [0, 2]] * 10)
     fleet: Any = played.fleet
     for name in played.setting.spec.names:
         assert fleet.kept.owed[name].any()
@@ -705,13 +677,14 @@ def test_a_client_counts_its_own_rounds() -> None:
     assert played.own["#rounds"].flatten().tolist() == [1, 3, 1]
 
 
-def test_what_is_sent_beside_the_model_is_two_values_a_layer() -> None:
+def test_what_is_sent_beside_the_model_is_a_value_a_layer_and_two_more() -> None:
     played = play(PFedLAX(), [[0, 1, 2]])
     layers = len(played.setting.spec.names)
     mine, fedavg = played.server.ledger, play(FedAvg(), [[0, 1, 2]]).server.ledger
     assert (mine.down, mine.up) == (fedavg.down, fedavg.up)
     lines = mine.arrays()
-    assert lines["up:#start"].tolist() == lines["up:#serve"].tolist() == [4 * layers] * 3
+    assert lines["up:#serve"].tolist() == [4 * layers] * 3
+    assert lines["up:#start"].tolist() == [4] * 3
     values = {key for key in lines if key.startswith("up:#")}
     assert values == {"up:#examples", "up:#path", "up:#serve", "up:#start"}
 

@@ -59,7 +59,7 @@ def test_weights_and_steps_are_those_of_a_plain_network(trained: list[int]) -> N
         assert isinstance(gain, Tensor)
         gain.backward()
         expected.append({key: x.detach() + 0.3 * (x.grad if x.grad is not None else 0) for key, x in parts.items()})
-    shares = {name: torch.full((2, 2), 0.1) for name in ("start", "serve")}
+    shares = {"start": torch.full((2,), 0.1), "serve": torch.full((2, 2), 0.1)}
     sent = torch.ones(2, 2, dtype=torch.bool)
     upload = Payload.of(delta, sent, NAMES, examples=torch.ones(2, dtype=torch.int64), path=path, **shares)
     before = {key: x.clone() for key, x in state.heads.value.items()}

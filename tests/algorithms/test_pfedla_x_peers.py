@@ -48,7 +48,7 @@ def test_the_equations_on_few_candidates() -> None:
             serve = float(state.members.serve[i, layer])
             np.testing.assert_allclose(shown["alpha"][i, layer], [serve, *((1 - serve) * q)], atol=1e-6)
     assert (state.z[..., 1:] != 0).any()
-    full = weights_of({name: value.numpy() for name, value in shown.items() if name != "start"})
+    full = weights_of({name: value.numpy() for name, value in shown.items()})
     assert full is not None
     assert full.shape == (5, 2, 5)
     np.testing.assert_allclose(full.sum(-1), 1, atol=1e-5)

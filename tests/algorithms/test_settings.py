@@ -63,7 +63,6 @@ JUDGED = {
     "hold": COUNT,
     "first": Allowed("at least -1000 and at most 1000", (-1000.1, 1000.1), (-1000.0, 1000.0)),
     "eta": NON_NEGATIVE,
-    "eta_start": NON_NEGATIVE,
     "eta_serve": NON_NEGATIVE,
     "serve_steps": COUNT,
 }
@@ -107,7 +106,6 @@ RANGES: dict[Method, dict[str, Allowed]] = {
 }
 CHOICES: dict[Method, dict[str, str]] = {
     PerFedAvg: {"variant": "fo, hf"},
-    **{kind: {"logits": "two, one"} for kind in (PFedLAX, PFedLAXPeers)},
     **{kind: {"hyper_optimizer": "sgd, mean-sgd, adam"} for kind in (PFedLA, HeurPFedLA, PFedLAPeers)},
 }
 OTHERS: dict[Method, dict[str, str]] = {

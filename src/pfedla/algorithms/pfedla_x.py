@@ -1,4 +1,4 @@
-"""pFedLA-X: layers are weighed by data left out of the latest training, for its start and for service apart.
+"""pFedLA-X: how much of its own layers a client serves is judged by data left out of the latest training.
 
 This variant is ours. pFedLA judges a client's own layer by the very samples that trained it: what the layer remembers
 of them counts in its favour, own weights go to 1, and learning from others ends. Here a part of the samples is left out
@@ -9,9 +9,8 @@ theta          θ_j, every client's latest model: `{layer: (N, values)}`, runnin
 z, q           q_i^l = softmax_j(z_ij^l), the weights among the others j ≠ i that have trained before: `(N, L, N)`; z is
                climbed as pFedLA's α is, within ±5, and who has not trained stands at the others' mean
 m              m_i^l = Σ_j q_ij^l θ_j^l, the others' mixture: what the server sends
-a, b           a_i^l and b_i^l, two logits a layer, kept by the client as `"#start"` and `"#serve"`: `(n, L)`; σ is the
-               logistic function
-begun          m_i + σ(a_i)(θ_i - m_i), where training starts
+b              b_i^l, a logit a layer, kept by the client as `"#serve"`: `(n, L)`; σ is the logistic function
+begun          m_i + σ(first)(θ_i - m_i), where training starts: an eighth of the client's own
 served         m_i + σ(b_i)(θ_i - m_i), the personalized model
 delta          Δ_i, a client's change: trained - begun
 path           lr x local steps: Δ_i / path is minus the mean gradient along the way
@@ -20,14 +19,14 @@ fold           a K-th of a client's samples, left out of training for `hold` of 
 
 Who has not trained yet has nothing of its own: it is served m_i, its first round starts there, and nobody learns from
 it. With everybody in the first round that changes nothing, for all models are equal then. Who alone has trained is sent
-nothing, and goes on alone. A client of so few samples that no fold can be left out trains on all of them, and its
-shares stay as they are at first.
+nothing, and goes on alone. A client of so few samples that no fold can be left out trains on all of them, and what it
+serves stays as mixed as at first.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,16 +55,15 @@ __all__ = [
     "weights_of_others",
 ]
 
-START, SERVE, ROUNDS, HELD = "#start", "#serve", "#rounds", "#held"
+SERVE, ROUNDS, HELD = "#serve", "#rounds", "#held"
 LIMIT = 5.0  # of logits that move: shares stay within 0.7 % and 99.3 %, and a weight is at most e^10 times another
 
 
 class Members(NamedTuple):
-    """What the server keeps of every client: its model, whether it has trained, its shares as last reported."""
+    """What the server keeps of every client: its model, whether it has trained, what it serves as last reported."""
 
     theta: Layers
     trained: Tensor  # (N,) bool
-    start: Tensor  # (N, L): σ(a), 0 before the first round
     serve: Tensor  # (N, L): σ(b), 0 before the first round
 
     def models(self, ids: Tensor) -> Layers:
@@ -133,10 +131,10 @@ def between(share: Tensor, m: Layers, own: Layers, names: tuple[str, ...]) -> La
 
 
 def judged(logits: Tensor, gradient: Layers, own: Layers, m: Layers, names: tuple[str, ...], eta: float) -> Tensor:
-    """Return a_i^l - η <∇F_fold^l, θ_i^l - m_i^l>, or b_i^l, within ±5: `(n, L)`.
+    """Return b_i^l - η <∇F_fold^l, θ_i^l - m_i^l>, within ±5: `(n, L)`.
 
     With the gradient at the served model it is a step down the fold's loss in its share, but for the logistic
-    function's slope; with the gradient at the trained model, that of first-order MAML.
+    function's slope.
     """
     slope = torch.stack([(gradient[name] * (own[name] - m[name])).sum(1) for name in names], dim=1)  # (n, L)
     return (logits - eta * slope.to(logits)).clamp(-LIMIT, LIMIT)
@@ -148,15 +146,13 @@ class Judged(Algorithm[State]):
 
     folds: Annotated[int, Range(least=2)] = 5
     hold: Count = 2
-    logits: Literal["two", "one"] = "two"
-    first: Annotated[float, Range(least=-1000, most=1000)] = -2.0  # both logits before they are judged: a share of 0.12
-    eta_start: NonNegative = 3.0
+    first: Annotated[float, Range(least=-1000, most=1000)] = -2.0  # of training's start, and b at first: 0.12
     eta_serve: NonNegative = 1.0
     serve_steps: Count = 5
 
     @property
     def uploads_beside(self) -> tuple[str, ...]:
-        """The path, and the shares, which the server shows."""
+        """The path, the share that training started with, and those served, which the server shows."""
         return ("path", "start", "serve")
 
     @property
@@ -169,7 +165,7 @@ class Judged(Algorithm[State]):
     def enlist(self, theta: Layers, n: int) -> Members:
         """Give every client the common model."""
         layers = len(_names(theta))
-        return Members(bank(theta, n), torch.zeros(n, dtype=torch.bool), *(torch.zeros(n, layers) for _ in "ab"))
+        return Members(bank(theta, n), torch.zeros(n, dtype=torch.bool), torch.zeros(n, layers))
 
     def mixed(self, members: Members, q: Tensor, mix: Product = torch.matmul) -> Payload:
         """Return m_i, the others' mixture; nothing for who has no teachers."""
@@ -177,56 +173,47 @@ class Judged(Algorithm[State]):
         return Payload.of(aggregate(q, members.theta, names, mix), q.any(-1), names)
 
     def take(self, members: Members, ids: Tensor, own: Layers, m: Layers, upload: Payload) -> None:
-        """Take what the clients trained, begun + Δ, and their shares, in place; `own` and `m` are as they began."""
-        begun = between(upload.values["start"], m, own, _names(members.theta))
+        """Take what the clients trained, begun + Δ, and what they serve, in place; `own` and `m` are as they began."""
+        names = _names(members.theta)
+        begun = between(upload.values["start"][:, None].expand(-1, len(names)), m, own, names)
         for key, rows in members.theta.items():
             rows.index_copy_(0, ids, begun[key] + upload.layers[key])
         members.trained[ids] = True
-        for name, rows in (("start", members.start), ("serve", members.serve)):
-            rows[ids] = upload.values[name].to(rows)
+        members.serve[ids] = upload.values["serve"].to(members.serve)
 
     def shown(self, members: Members, q: Tensor, own: Tensor) -> dict[str, Tensor]:
-        """Return what everybody's served layers are mixed from, α `(N, L, C)`, and own shares where training starts.
-
-        `own (N,)` says which column is the client itself.
-        """
+        """Return what served layers are mixed from, α `(N, L, C)`; `own (N,)` says which column is its own."""
         alpha = q * (1 - members.serve)[..., None]
         column = own.view(-1, 1, 1).expand(-1, alpha.shape[1], 1)
-        alpha = alpha.scatter(-1, column, 1 - alpha.sum(-1, keepdim=True))
-        return {"alpha": alpha, "start": members.start.clone()}
+        return {"alpha": alpha.scatter(-1, column, 1 - alpha.sum(-1, keepdim=True))}
 
     # ---- on the client
 
     def enroll(self, theta: Layers) -> Layers:
-        """Keep both logits beside the model, how many rounds it took part in, and in how many a fold was left out."""
-        logits = torch.full_like(next(iter(theta.values()))[:, :1], self.first).repeat(1, len(_names(theta)))
-        none = torch.zeros(1, 1, dtype=torch.int64)
-        return theta | {START: logits, SERVE: logits.clone(), ROUNDS: none, HELD: none.clone()}
+        """Keep b beside the model, how many rounds it took part in, and in how many a fold was left out."""
+        b = torch.full_like(next(iter(theta.values()))[:, :1], self.first).repeat(1, len(_names(theta)))
+        return theta | {SERVE: b, **{name: torch.zeros(1, 1, dtype=torch.int64) for name in (ROUNDS, HELD)}}
 
     def train(self, own: Layers, got: Payload, task: Task) -> tuple[Layers, Payload]:
-        """Judge b by the last fold if its time is over; train without this one; judge a by it if its time is over."""
+        """Judge b by the last fold if its time is over, then train without this one."""
         names, m, rounds, held = got.names, got.fill(own), own[ROUNDS], own[HELD]
-        mine = _own_or(m, own)
-        a, b, number = own[START], own[SERVE], (held // self.hold).flatten()  # of the fold, (n,)
-        eta_start, eta_serve = self.eta_start * (self.logits == "two"), self.eta_serve
+        mine, b = _own_or(m, own), own[SERVE]
         joined = bool(got.sent.any() or held.any())  # who is alone trains on all that it has
-        judges = joined and eta_start + eta_serve > 0 and task.has_folds(self.folds)
+        judges = joined and self.eta_serve > 0 and task.has_folds(self.folds)
+        fold = (held // self.hold).flatten()  # its number, (n,)
         due = (held > 0) & (held % self.hold == 0)  # θ_i was trained without the last fold `hold` times
-        if judges and eta_serve and due.any():
-            rest, fold = task.leave_out(self.folds, (number - 1).tolist())
+        if judges and due.any():
+            rest, last = task.leave_out(self.folds, (fold - 1).tolist())
             for _ in range(self.serve_steps):
                 served = rest.normalized(between(b.sigmoid(), m, mine, names))
-                b = torch.where(due, judged(b, fold.gradient(served), mine, m, names, eta_serve), b)
-        rest, fold = task.leave_out(self.folds, number.tolist()) if judges else (task, task)
-        share = (a if self.logits == "two" else b).sigmoid() * (rounds > 0)
-        begun = between(share, m, mine, names)
+                b = torch.where(due, judged(b, last.gradient(served), mine, m, names, self.eta_serve), b)
+        rest = task.leave_out(self.folds, fold.tolist())[0] if judges else task
+        share = torch.full_like(b[:, 0], self.first).sigmoid() * (rounds[:, 0] > 0)
+        begun = between(share[:, None].expand_as(b), m, mine, names)
         trained = rest.fit(begun)
-        due = (held + 1) % self.hold == 0
-        if judges and eta_start and due.any():
-            a = torch.where(due, judged(a, fold.gradient(trained), mine, m, names, eta_start), a)
         shares = {"start": share, "serve": b.sigmoid()}
         upload = self.send(change(trained, begun), examples=task.examples, path=rest.path, **shares)
-        return trained | {START: a, SERVE: b, ROUNDS: rounds + 1, HELD: held + judges}, upload
+        return trained | {SERVE: b, ROUNDS: rounds + 1, HELD: held + judges}, upload
 
     def personalize(self, own: Layers, got: Payload, task: Task) -> Layers:
         """Return the served model, the client's own if nothing was sent; a mixture's running statistics are its own."""
@@ -240,10 +227,9 @@ class Judged(Algorithm[State]):
 class PFedLAX(Judged[Others]):
     """pFedLA-X: each client mixes the others' layers with its own, by shares judged on samples left out of training.
 
-    One of `folds` parts of a client's samples is left out for `hold` of its rounds. After the last of them it judges
-    where training should start, once, and as the next round begins what should be served, `serve_steps` times.
-    `eta_start = 0` and `eta_serve = 0` leave a logit at `first`; with both, nothing is left out of training. `eta = 0`
-    weighs all others evenly. `logits = "one"` starts training at the served model.
+    One of `folds` parts of a client's samples is left out for `hold` of its rounds; then, as the next round begins, it
+    judges in `serve_steps` steps what should be served. With `eta_serve = 0` nothing is judged or left out, with
+    `eta = 0` all others weigh the same.
     """
 
     eta: NonNegative = 3.0
@@ -269,11 +255,10 @@ class PFedLAX(Judged[Others]):
     def admit(self, state: Others, rng: torch.Generator) -> Others:  # noqa: ARG002
         """Give the newcomer the mean model and even weights; others weigh it, once it has trained, as their mean."""
         theta = {key: torch.cat([rows, rows.mean(0, keepdim=True)]) for key, rows in state.members.theta.items()}
-        _, trained, start, serve = state.members
-        shares = (functional.pad(share, (0, 0, 0, 1)) for share in (start, serve))
+        _, trained, serve = state.members
         mean = mean_of(state.z, all_teachers(state.members, torch.arange(len(trained))))
         z = functional.pad(torch.cat([state.z, mean], -1), (0, 0, 0, 0, 0, 1))
-        return Others(Members(theta, functional.pad(trained, (0, 1)), *shares), z)
+        return Others(Members(theta, functional.pad(trained, (0, 1)), functional.pad(serve, (0, 0, 0, 1))), z)
 
     def attract(self, state: Others, client: int, downhill: Layers, step: float, *, by_layer: bool) -> Others:
         """Raise the logits of others whose layers lie downhill, the highest by `step` more than the mean.

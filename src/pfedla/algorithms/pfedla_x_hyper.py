@@ -55,7 +55,7 @@ class PFedLAXHyper(Judged[HyperOthers]):
 
     def update(self, state: HyperOthers, ids: Tensor, got: Payload, upload: Payload) -> HyperOthers:
         """Eqs. 10-11 by the previous round's θ; then take what the clients trained."""
-        g = inner_products(upload.layers, state.members.theta, got.names).to(state.members.start)  # (n, L, N)
+        g = inner_products(upload.layers, state.members.theta, got.names).to(state.members.serve)  # (n, L, N)
         own, among = state.members.models(ids), all_teachers(state.members, ids)
         m = got.fill(own)
         bound = bounds(upload.layers, m, got.names)
@@ -78,7 +78,7 @@ class PFedLAXHyper(Judged[HyperOthers]):
 
 def _rows(state: HyperOthers, ids: Tensor) -> tuple[Rows, Rows]:
     """Return the clients' hypernetworks, which give no weight to those that a client does not learn from."""
-    layers, among = state.members.start.shape[1], all_teachers(state.members, ids)
+    layers, among = state.members.serve.shape[1], all_teachers(state.members, ids)
     heads = state.heads.rows(head_rows(ids, layers).flatten())
     never = ~among.expand(-1, layers, -1).flatten(0, 1)  # (n L, N)
     return state.body.rows(ids), heads | {"bias": heads["bias"].masked_fill(never, NEVER)}
