@@ -661,136 +661,113 @@ def test_what_the_page_says_of_both_ends_with_differing_inputs() -> None:
     says("docs/where-clients-differ.md", "in one seed of three larger in `fc3` than in `conv1`")
 
 
+LEARNED = "pfedla-x,eta_start=3"  # pFedLA-X with a learned start, which its parts were measured with
+
+
+def columns_of_arms(*kinds: str) -> list[str]:
+    """Return the files with what was held against each other on validation samples, of some kinds of federations."""
+    found = sorted(path.stem for path in (ROOT / "results").glob("x-*.json"))
+    return [name for name in found if name.startswith(tuple(f"x-{kind}-" for kind in kinds))]
+
+
+def apart_by_seed(name: str, label: str, against: str = LEARNED, key: str = "accuracy_mean") -> list[float]:
+    """Return by how much a row is above another, seed by seed: in points of accuracy, or in loss."""
+    pairs = zip(*(figures(name, one, key, 3) for one in (label, against)), strict=True)
+    return [(100 if "accuracy" in key else 1) * (a - b) for a, b in pairs]
+
+
+def over_columns(names: list[str], label: str, against: str = LEARNED, key: str = "accuracy_mean") -> list[float]:
+    """Return the same over several columns: their mean, seed by seed."""
+    return [fmean(seeds) for seeds in zip(*(apart_by_seed(n, label, against, key) for n in names), strict=True)]
+
+
+def spread(values: list[float], digits: int = 1) -> str:
+    assert len(values) == 3
+    return f"{abs(fmean(values)):.{digits}f} ± {stdev(values):.{digits}f}"
+
+
 def test_what_the_page_says_of_the_step_of_the_others_weights() -> None:
-    page, files = "docs/pfedla-x.md", sorted(path.stem for path in (ROOT / "results").glob("x-*.json"))
-    files.remove("x-rounds-cifar10-10-non-iid-2")
+    page, files = "docs/pfedla-x.md", columns_of_arms("validation", "where", "perceptron")
     assert len(files) == 11
-
-    def over(step: int, file: str) -> list[float]:
-        return [a - b for a, b in zip(percent(file, "pfedla-x"), percent(file, f"pfedla-x,eta={step}"), strict=True)]
-
-    def text(values: list[float]) -> str:
-        assert len(values) == 3
-        return f"{abs(fmean(values)):.1f} ± {stdev(values):.1f}"
-
-    slow = {file: over(1, file) for file in files}
-    says(page, f"3 is {text(slow.pop('x-where-cifar10-labels'))} points above 1 with labels that differ and")
-    says(page, f"and {text(slow.pop('x-where-cifar10-inputs'))} with inputs")
-    says(page, f"It costs {text(slow.pop('x-perceptron-letters'))} on the letters; in the other eight columns")
+    steps = {step: f"{LEARNED},eta={step}" for step in (1, 10)}
+    slow = {file: apart_by_seed(file, LEARNED, steps[1]) for file in files}
+    says(page, f"3 is {spread(slow.pop('x-where-cifar10-labels'))} points above 1 with labels that differ and")
+    says(page, f"and {spread(slow.pop('x-where-cifar10-inputs'))} with inputs")
+    says(page, f"It costs {spread(slow.pop('x-perceptron-letters'))} on the letters; in the other eight columns")
     says(page, f"the two are at most {max(abs(fmean(one)) for one in slow.values()):.1f} points apart")
-    quick = [fmean(seeds) for seeds in zip(*(over(10, file) for file in files), strict=True)]
+    quick = over_columns(files, LEARNED, steps[10])
     assert -stdev(quick) < fmean(quick) < 0
-    says(page, f"3 is {text(quick)} below 10 on average")
-    losses = [
-        fmean(seeds)
-        for seeds in zip(
-            *(
-                [
-                    a - b
-                    for a, b in zip(
-                        *(figures(f, m, "loss_mean", 3) for m in ("pfedla-x,eta=10", "pfedla-x")), strict=True
-                    )
-                ]
-                for f in files
-            ),
-            strict=True,
-        )
-    ]
-    says(page, f"{fmean(losses):.3f} ± {stdev(losses):.3f} higher with 10")
-    says(page, f"10 is {text(over(10, 'x-where-cifar10-labels'))} points above 3")
+    says(page, f"3 is {spread(quick)} below 10 on average")
+    says(page, f"{spread(over_columns(files, steps[10], key='loss_mean'), 3)} higher with 10")
+    says(page, f"10 is {spread(apart_by_seed('x-where-cifar10-labels', steps[10]))} points above 3")
     name = "x-validation-cifar10-non-iid-1"
-    apart = [
-        a - b for a, b in zip(*(figures(name, m, "loss_mean", 3) for m in ("pfedla-x,eta=10", "pfedla-x")), strict=True)
-    ]
-    says(page, f"{text(over(10, name))} below it, with a loss that is {fmean(apart):.3f} ± {stdev(apart):.3f} higher")
+    loss = spread(apart_by_seed(name, steps[10], key="loss_mean"), 3)
+    says(page, f"{spread(apart_by_seed(name, steps[10]))} below it, with a loss that is {loss} higher")
 
 
-def test_what_the_page_says_of_the_step_of_the_start() -> None:
-    page = "docs/pfedla-x.md"
-    files = [f"x-perceptron-{name}" for name in ("inputs", "labels", "letters")]
-    files += [f"x-validation-{column}" for column in COLUMNS]
-
-    def apart(label: str, file: str, key: str = "accuracy_mean") -> list[float]:
-        """Return by how much a step is above that of 5, seed by seed."""
-        one, other = (percent(file, name, key) for name in (label, "pfedla-x,eta_start=5"))
-        assert len(one) == 3
-        return [a - b for a, b in zip(one, other, strict=True)]
-
-    over = [fmean(seeds) for seeds in zip(*(apart("pfedla-x", file) for file in files), strict=True)]
-    fixed = fmean(fmean(apart("pfedla-x,eta_start=0", file)) for file in files)
-    text = f"{fmean(over):.1f} ± {stdev(over):.1f} points above 5 and {fmean(over) - fixed:.1f} above a fixed start"
-    says(page, text)
-
-    def lead(file: str) -> list[float]:
-        """Return by how much the default is above a fixed start, seed by seed."""
-        return [a - b for a, b in zip(apart("pfedla-x", file), apart("pfedla-x,eta_start=0", file), strict=True)]
-
-    led = [fmean(seeds) for seeds in zip(*map(lead, files), strict=True)]
-    says(page, f"the lead of {fmean(led):.1f} ± {stdev(led):.1f} is no more than noise")
-    gains = [lead(f"x-validation-{name}-non-iid-1") for name in ("fashion-mnist", "cifar10")]
-    says(page, "where it gains {} and {}.".format(*(f"{fmean(some):.1f} ± {stdev(some):.1f}" for some in gains)))
-    assert min(fmean(over), fmean(over) - fixed) > 0
-    losses = [fmean(mean(file, label, "loss_mean") for file in files) for label in ("pfedla-x", "pfedla-x,eta_start=0")]
-    assert losses[0] < losses[1]
-    few = {
-        label: apart(label, "x-validation-fashion-mnist-non-iid-1") for label in ("pfedla-x", "pfedla-x,eta_start=0")
-    }
-    below = [f"{-fmean(some):.1f} ± {stdev(some):.1f}" for some in few.values()]
-    says(page, "3 is {} below 5, and a fixed start {}.".format(*below))
-    quick = [fmean(apart("pfedla-x", file)) for file in files[:3]]
-    says(page, "3 is {:.1f}, {:.1f} and {:.1f} points above it".format(*quick))
-    assert max(map(abs, apart("pfedla-x", "x-validation-fashion-mnist-non-iid-2", "loss_mean"))) < 100 * 0.001
+def test_what_the_page_says_of_the_fixed_start() -> None:
+    page, files = "docs/pfedla-x.md", columns_of_arms("validation", "where", "perceptron")
+    found = over_columns(files, "pfedla-x")
+    assert 0 < fmean(found) < stdev(found)
+    says(page, f"Fixed, it is {spread(found)} points above learned with 3 on average over the eleven columns")
+    says(page, f"with a loss that is {spread(over_columns(files, 'pfedla-x', key='loss_mean'), 3)} higher")
+    largest = max(abs(fmean(apart_by_seed(file, "pfedla-x"))) for file in files)
+    assert 0.8 < largest < 0.9
+    says(page, "no column is more than 0.9 points apart")
+    seven = columns_of_arms("validation", "perceptron")
+    assert [file for file in files if "pfedla-x,eta_start=5" in methods_of(file)] == sorted(seven)
+    quick = over_columns(seven, "pfedla-x,eta_start=5")
+    assert abs(fmean(quick)) < 0.1 < stdev(quick)
 
 
 def test_what_the_page_says_of_the_parts_of_pfedla_x() -> None:
-    page, names = "docs/pfedla-x.md", ("inputs", "labels", "letters", *COLUMNS)
-    hyper = "pfedla.algorithms.pfedla_x_hyper.PFedLAXHyper,eta_start=5"
+    page, lenet = "docs/pfedla-x.md", columns_of_arms("validation")
+    inputs, labels, letters = (f"x-perceptron-{name}" for name in ("inputs", "labels", "letters"))
+    seven = [*lenet, inputs, labels, letters]
+    first = {name: f"x-validation-{name}-non-iid-1" for name in ("cifar10", "fashion-mnist")}
+    adam = "pfedla.algorithms.pfedla_x_hyper.PFedLAXHyper,eta_start=3"
+    even, one, early, late = (f"{LEARNED},{what}" for what in ("eta=0", "logits=one", "hold=1", "hold=3"))
 
-    def apart(
-        label: str,
-        key: str = "accuracy_mean",
-        among: tuple[str, ...] = names,
-        against: str = "pfedla-x,eta_start=5",
-    ) -> dict[str, float]:
-        """Return by how much an arm is above another, over the seeds that it has, in each column that has it."""
-        found = {}
-        for name in among:
-            file = f"x-{'validation' if name in COLUMNS else 'perceptron'}-{name}"
-            if arm := percent(file, label, key):
-                base = percent(file, against, key)[: len(arm)]
-                found[name] = fmean(a - b for a, b in zip(arm, base, strict=True))
-        return found
+    def mean_apart(label: str, names: list[str]) -> list[float]:
+        return [fmean(apart_by_seed(name, label)) for name in names]
 
-    even, sgd, adam = apart("pfedla-x,eta_start=5,eta=0"), apart(f"{hyper},hyper_optimizer=sgd"), apart(hyper)
-    perceptron, lenet = names[:3], names[3:]
-    says(page, f"with groups lose {-even['inputs']:.1f} and {-even['labels']:.1f} points")
-    says(page, f"and the letters {-even['letters']:.1f}.")
-    says(page, "they lose {:.1f}, {:.1f} and {:.1f} points on the".format(*(-sgd[name] for name in perceptron)))
-    assert all(value > 0 for value in apart(f"{hyper},hyper_optimizer=sgd", "loss_mean", perceptron).values())
-    assert adam["letters"] == pytest.approx(0, abs=0.5)
-    for group in ("inputs", "labels"):
-        assert adam[group] == pytest.approx(even[group], abs=0.5)
-    early, late, one, three, ten = (
-        apart(f"pfedla-x,eta_start=5,{what}") for what in ("hold=1", "hold=3", "logits=one", "folds=3", "folds=10")
+    lost = [spread(apart_by_seed(name, even)) for name in (inputs, labels)]
+    assert max(mean_apart(even, [inputs, labels])) < 0
+    says(page, "the federations with groups lose {} and {} points".format(*lost))
+    assert 0.3 < max(map(abs, mean_apart(even, lenet))) < 0.4
+    assert fmean(apart_by_seed(letters, even)) > 0 > fmean(apart_by_seed(letters, even, key="loss_mean"))
+    loss = spread(apart_by_seed(letters, even, key="loss_mean"), 3)
+    says(
+        page,
+        f"within 0.4 points, and the letters gain {spread(apart_by_seed(letters, even))}, with a loss that is {loss}",
     )
-    assert (len(early), len(late), list(ten)) == (5, 7, list(perceptron))
-    low, high = min(early.values()), max(early.values())
-    says(page, f"accuracy is {-high:.1f} to {-low:.1f} points lower in the five columns measured")
-    better = [late[name] for name in perceptron]
-    says(page, f"Three rounds are {min(better):.1f} to {max(better):.1f} points better with the perceptron")
-    assert sum(late[name] < 0 for name in lenet) == 3
-    worse = [-one[name] for name in perceptron]
-    says(page, f"`logits=one` loses {min(worse):.1f} to {max(worse):.1f} points on the perceptron's federations")
-    says(page, "it is {:.1f} and {:.1f} lower by one seed".format(*(-one[name] for name in lenet if name in one)))
-    first = "fashion-mnist-non-iid-1"
-    none = apart("pfedla-x,eta_start=0,eta_serve=0")
-    says(page, f"the letters lose {-none['letters']:.1f} points and FashionMNIST, non-IID_1, {-none[first]:.1f}.")
-    default = apart("pfedla-x,eta_start=0,eta_serve=0", against="pfedla-x")
-    says(page, f"{default['inputs']:.1f} points above it and {-default['labels']:.1f} below on the groups")
-    better, worse = [three[name] for name in perceptron], [-three[name] for name in lenet if name in three]
-    text = f"Three are {min(better):.1f} to {max(better):.1f} points better with the perceptron and "
-    says(page, text + "{:.1f} and {:.1f} worse on FashionMNIST".format(*worse))
-    says(page, f"ten are {-fmean(ten.values()):.1f} worse on average with the perceptron")
+    assert 1.1 < max(map(abs, mean_apart(adam, lenet))) < 1.2
+    below = [spread(apart_by_seed(name, adam)) for name in (inputs, labels)]
+    says(page, "about as well as even weights on the groups, {} and {} below free logits".format(*below))
+    assert max(mean_apart(f"{adam},hyper_optimizer=sgd,hyper_lr=3", seven)) < 0
+    lower = sorted(-value for value in mean_apart(early, seven))
+    assert lower[0] < 0
+    says(page, f"accuracy is {lower[1]:.1f} to {lower[-1]:.1f} points lower in six of seven columns")
+    says(page, f"Three rounds are no better ({spread(over_columns(seven, late))} on average)")
+    assert max(mean_apart(one, seven)) < 0
+    two = [spread(apart_by_seed(name, one)) for name in (labels, letters)]
+    says(page, "in all seven columns, by {} and {} on the perceptron's labels and letters".format(*two))
+    without = [
+        spread(apart_by_seed(n, "pfedla-x,eta_serve=0")) for n in (first["cifar10"], letters, first["fashion-mnist"])
+    ]
+    text = "CIFAR-10, non-IID_1, loses {} points, the letters {}, FashionMNIST, non-IID_1, {}."
+    says(page, text.format(*without))
+    assert max(mean_apart("pfedla-x,eta_serve=0", [first["cifar10"], letters, first["fashion-mnist"]])) < 0
+    more = [spread(apart_by_seed(name, "pfedla-x,eta_serve=0")) for name in (inputs, labels)]
+    says(page, "all samples in training are worth more: {} and {} above".format(*more))
+    assert min(mean_apart("pfedla-x,eta_serve=0", [inputs, labels])) > 0
+    few, many = (f"{LEARNED},folds={n}" for n in (3, 10))
+    both = [over_columns(seven, label) for label in (few, many)]
+    assert max(map(fmean, both)) < 0 < min(fmean(over_columns(seven, label, key="loss_mean")) for label in (few, many))
+    says(page, "{} and {} below five on average, with a higher loss".format(*map(spread, both)))
+    ten = [spread(apart_by_seed(name, many)) for name in first.values()]
+    says(page, "Ten lose {} and {} on non-IID_1".format(*ten))
+    assert max(mean_apart(many, list(first.values()))) < 0
 
 
 def test_what_the_page_says_of_folded_batch_norms() -> None:
