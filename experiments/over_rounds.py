@@ -20,6 +20,11 @@ from pfedla.paper.runs import own_weights
 from pfedla.record import LAYERS, ROUND, RunRecord
 
 SHOWN = ("conv2", "fc1")  # of the layers, in the table: those with nine tenths of the parameters
+BY_LAYER = {  # "start" is of an earlier version, in which where training starts was learned
+    "start": "starts from its own",
+    "served": "serves of its own",
+    "others": "others in effect",
+}
 
 
 def course(folder: Path) -> dict[str, Any]:
@@ -52,7 +57,8 @@ def effective(alpha: np.ndarray) -> np.ndarray:
 
 def table(found: list[dict[str, Any]]) -> str:
     """Return the runs as a Markdown table, a row for every second evaluation up to the last."""
-    shares = [f"{what}, {layer}" for what in ("serves of its own", "others in effect") for layer in SHOWN]
+    known = [key for key in BY_LAYER if any(key in run for run in found)]
+    shares = [f"{BY_LAYER[key]}, {layer}" for key in known for layer in SHOWN]
     lines = [f"| method | round | accuracy % | after training | loss | {' | '.join(shares)} |"]
     lines.append("| --- " * (5 + len(shares)) + "|")
     for run in found:
@@ -61,7 +67,7 @@ def table(found: list[dict[str, Any]]) -> str:
             cells = [f"`{run['label']}`", str(run["rounds"][row])]
             cells += [f"{100 * run[key][row]:.2f}" for key in ("accuracy", "after_training")]
             cells += [f"{run['loss'][row]:.2f}"]
-            cells += [f"{run[key][row][place]:.2f}" for key in ("served", "others") for place in places]
+            cells += [f"{run[key][row][place]:.2f}" if key in run else "-" for key in known for place in places]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

@@ -233,4 +233,10 @@ def test_the_course_of_a_run_is_what_it_recorded(tmp_path: Path) -> None:
     three = {key: [*value[:1], *value] if isinstance(value, list) else value for key, value in found.items()}
     lines = over_rounds.table([{**three, "layers": ["conv2", "fc1"], "rounds": [1, 2, 3]}]).splitlines()[2:]
     assert [line.split(" | ")[1] for line in lines] == ["1", "3"]  # every second, and the last
+    earlier = {key: value for key, value in found.items() if key != "others"} | {"start": [[0.5] * 3, [0.25] * 3]}
+    earlier["layers"] = ["conv2", "fc1", "fc2"]
+    head, _, *lines = over_rounds.table([earlier, {**found, "layers": earlier["layers"]}]).splitlines()
+    assert "starts from its own, conv2" in head
+    assert [line.split(" | ")[5] for line in lines] == ["0.25", "-"]
+    assert lines[0].endswith(" | - | - |")
     assert row[3] == f"{100 * result.history[1]['accuracy_after_training']:.2f}"
