@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from pfedla.paper.counting import ranks, spearman
-from pfedla.paper.grid import SIMILARITY, Column, Item, Method, Wanted, columns_of, methods_of
-from pfedla.paper.measured import heading, measured_by, missing, with_notes
+from pfedla.paper.grid import ITEMS, SIMILARITY, Column, Item, Method, Wanted, columns_of, methods_of
+from pfedla.paper.measured import heading, measured_by, missing, record_of, with_notes
 from pfedla.paper.runs import Places, Summary, in_common, own_weights, summaries_of
 from pfedla.paper.sheets import Figure, Sheet
 
@@ -90,8 +90,8 @@ def _toy_sheet(places: Places, column: Column, method: Method, found: dict[str, 
     for name, cells in found.items():
         first, everybody = fmean(100 * c["curve"][2][-1] for c in cells), fmean(100 * c["curve"][1][-1] for c in cells)
         rows.append((Figure(name.partition(",")[0]), Figure(f"{first:.2f}"), Figure(f"{everybody:.2f}")))
-        record = {"item": "fig1", "scale": places.scale, "temperature": temperature}
-        records.append({**record, "method": name.partition(",")[0], "client_0": first, "mean": everybody})
+        record = _record("fig1", places, column, name.partition(",")[0], cells) | {"temperature": temperature}
+        records.append({**record, "client_0": first, "mean": everybody})
     pairs = list(zip(*found.values(), strict=True))
     seeds = len(pairs)
     above = sum(a["curve"][2][-1] > b["curve"][2][-1] for a, b in pairs)
@@ -118,7 +118,7 @@ def _evolution_sheet(places: Places, column: Column, method: Method, found: dict
         good = sum(row[place] for row in holds)
         rows.append((Figure(layer), *texts, Figure(f"{good} of {len(cells)}")))
         for part, period in enumerate(PERIODS):
-            record = {"item": "fig5", "scale": places.scale, "dataset": column.place.dataset, "method": method.name}
+            record = _record("fig5", places, column, method.name, cells)
             known = [None if np.isnan(x) else float(x) for x in mean[part]]  # of few rounds some periods have none
             weights_of = dict(zip((role.replace(" ", "_") for role in ROLES), known, strict=True))
             records.append({**record, "layer": layer, "period": period, **weights_of})
@@ -146,7 +146,7 @@ def _distance_sheet(places: Places, column: Column, method: Method, found: dict[
         own = fmean(float(np.diag(some).mean()) for some in weights)
         shown = [f"{x:+.2f}" if x is not None else "-" for x in (rho, chance)]
         rows.append((Figure(layer), *map(Figure, shown), Figure(f"{own:.3f}"), Figure(f"{largest:.0%}")))
-        record = {"item": "fig6", "scale": places.scale, "dataset": column.place.dataset, "method": method.name}
+        record = _record("fig6", places, column, method.name, cells)
         figures = {"spearman": rho, "by_chance": chance, "own": own, "own_is_largest": largest}
         records.append({**record, "layer": layer, **figures})
     known = [record for record in records if record["spearman"] is not None]
@@ -195,7 +195,7 @@ def _layers_sheet(places: Places, column: Column, method: Method, found: dict[st
         rows.append(
             (Figure(layer), Figure(f"{target[place]:.3f}", best[0]), Figure(f"{everybody[place]:.3f}", best[1]))
         )
-        record = {"item": "fig7", "scale": places.scale, "dataset": dataset, "method": method.name, "layer": layer}
+        record = _record("fig7", places, column, method.name, cells) | {"layer": layer}
         records.append({**record, "target": float(target[place]), "mean": float(everybody[place])})
     tops = [layers[top] for top in own.argmax(1).flatten()]
     often = max(dict.fromkeys(tops), key=tops.count)
@@ -208,6 +208,11 @@ def _layers_sheet(places: Places, column: Column, method: Method, found: dict[st
     )
     head = ("layer", "target client", "mean client")
     return Sheet(title, head, tuple(rows), (claim, _commits(found)), tuple(records))
+
+
+def _record(name: str, places: Places, column: Column, method: str, cells: Sequence[Summary]) -> dict[str, Any]:
+    """Return what a row of a figure's CSV file begins with."""
+    return record_of(ITEMS[name], places, column, method) | {"seeds": len(cells)}
 
 
 def _commits(found: dict[str, list[Summary]]) -> str:
