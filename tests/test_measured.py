@@ -147,20 +147,26 @@ def near(name: str, *, of_the_first: bool = False) -> tuple[str, set[str]]:
     return first, {m for m in means if means[first] - means[m] <= room[m]}
 
 
-def test_only_pfedla_x_is_near_the_first_in_all_columns() -> None:
+def test_no_method_is_nearer_to_the_first_than_pfedla_x() -> None:
+    """On average over the columns; and none is near it in all of them."""
     files = [f"seeds-{column}" for column in COLUMNS]
-    assert set.intersection(*(near(name)[1] for name in files)) == {"pfedla-x"}
-    assert set.intersection(*(near(name)[1] for name in files if "fashion" in name)) == {"fedala", "pfedla-x"}
-    means, deviations = ([f(percent(files[3], m)) for m in ("pfedhn", "pfedla-x")] for f in (fmean, stdev))
-    assert deviations[0] < means[0] - means[1] <= deviations[1]
-    text = f"({means[0] - means[1]:.2f} below pFedHN, whose deviation is {deviations[0]:.2f})"
+    nearby = [near(name)[1] for name in files]
+    assert not set.intersection(*nearby)
+    assert ["pfedla-x" in some for some in nearby] == [True, True, True, False]
+    assert not any(near(name)[0] == "pfedla-x" for name in files)
+    behind = {
+        label: fmean(mean(name, near(name)[0]) - mean(name, label) for name in files)
+        for label in set.intersection(*map(methods_of, files))
+    }
+    first, second = sorted(behind.items(), key=lambda pair: pair[1])[:2]
+    assert (first[0], second[0]) == ("pfedla-x", "fedala")
+    assert [name for name, some in zip(files, nearby, strict=True) if "fedala" not in some] == [files[1]]
+    says("README.md", f"it is {first[1]:.1f} points below the first on average over the four columns, the least")
+    says("docs/pfedla-x.md", f"it is {first[1]:.1f} points below the first on average, the least of all methods")
+    says("docs/pfedla-x.md", f"(FedALA, the next, is {second[1]:.1f} below)")
+    gap = mean(files[3], "pfedhn") - mean(files[3], "pfedla-x")
+    text = f"{gap:.2f} below pFedHN with a deviation of {stdev(percent(files[3], 'pfedla-x')):.2f}"
     says("docs/pfedla-x.md", text)
-    assert not set.intersection(*(near(name, of_the_first=True)[1] for name in files))
-    for page in ("README.md", "docs/pfedla-x.md"):
-        says(
-            page,
-            "Over three seeds of the method table it is within a standard deviation of the first in all four columns",
-        )
 
 
 def test_the_method_table_has_all_methods_and_seeds() -> None:
@@ -188,12 +194,12 @@ def test_what_the_page_says_of_cifar_10_over_three_seeds() -> None:
     says(page, "**pFedLA** is {} and {} above Local".format(*both("pfedla", "local")))
     says(page, "it is {} better on non-IID_1 and {} worse on non-IID_2".format(*both(step, "pfedla")))
     says(page, "it is {} and {} below pFedLA.".format(*both("heurpfedla", "pfedla")))
-    says(page, "**pFedLA-X** is {} and {} above pFedLA: first on non-IID_2".format(*both("pfedla-x", "pfedla")))
-    text = "on non-IID_1 {} below FedAvg with fine-tuning, which is first there and {} below it on non-IID_2"
-    says(page, text.format(*both("pfedla-x", "fedavg-ft")))
+    says(page, "**pFedLA-X** is {} and {} above pFedLA.".format(*both("pfedla-x", "pfedla")))
+    says(page, f"it is {above(names[0], 'pfedla-x', 'fedavg-ft')} below FedAvg with fine-tuning, which is first")
+    assert 0 < mean(names[1], "ditto") - mean(names[1], "pfedla-x") < 0.05
     half = "fedrep,body_epochs=5"
     assert near(names[0]) == ("fedavg-ft", {"fedavg-ft", "pfedla-x", "fedamp", "ditto", step, "pfedme", half, "fedala"})
-    assert near(names[1]) == ("pfedla-x", {"pfedla-x", "ditto", "fedper", "fedavg-ft", half})
+    assert near(names[1]) == ("ditto", {"ditto", "pfedla-x", "fedper", "fedavg-ft", half})
     says(
         page,
         "**FedFomo** is {} below Local on non-IID_1 and {} above it on non-IID_2.".format(*both("fedfomo", "local")),
@@ -230,7 +236,10 @@ def test_what_the_page_says_of_fashion_mnist_over_three_seeds() -> None:
         "local",
         {"apfl", "fedala", "fedfomo", "lg-fedavg", "local", "pfedla-x", "similarity-layer", "similarity-model"},
     )
-    assert near(names[2]) == ("pfedhn", {"fedala", "pfedhn", "pfedla-x"})
+    assert near(names[2]) == ("pfedhn", {"fedala", "pfedhn"})
+    missed = mean(names[2], "pfedhn") - mean(names[2], "pfedla-x") - stdev(percent(names[2], "pfedla-x"))
+    says(page, f"and pFedLA-X {missed:.1f} points further below than that")
+    assert stdev(percent(names[2], "pfedla-x")) > stdev(percent(names[2], "pfedhn"))
     assert {m for m in labels[2] if mean(names[2], m) < mean(names[2], "local")} == {"fedrep", "per-fedavg"}
     says(page, f"pFedLA is {apart(1, 'pfedla', 'local')} below Local, with the printed step {apart(1, step, 'local')}")
     says(page, f"HeurpFedLA {apart(1, 'heurpfedla', 'local')}.")
@@ -263,8 +272,8 @@ def test_what_the_page_says_of_weights_by_group() -> None:
     for shift, label, text in (
         ("labels", "pfedla,", "pFedLA: 1.0, 1.6, 19, 61 and 221 if labels differ"),
         ("inputs", "pfedla,", "and 2.0, 9.7, 49, 3.9 and 2.0 if inputs do"),
-        ("labels", "pfedla-x`", "with pFedLA-X 1.0, 1.5, 1579, 25 and 131"),
-        ("inputs", "pfedla-x`", "and 1.8, 5.7, 2329, 1.9 and 1.3."),
+        ("labels", "pfedla-x`", "with pFedLA-X 1.0, 1.5, 1895, 28 and 155"),
+        ("inputs", "pfedla-x`", "and 1.8, 5.7, 2512, 2.0 and 1.4."),
     ):
         says(page, text)
         table = (ROOT / page).read_text().splitlines()
@@ -375,12 +384,6 @@ def test_what_the_pages_say_of_pfedla_x_in_the_papers_columns() -> None:
         f" {-behind:.1f} behind FedAvg on FashionMNIST, non-IID_2",
     )
     assert max(others, key=lambda row: float(row["accuracy_mean"]))["label"] == "fedavg"
-    for seeds, times in ((1, 2), (3, 1)):  # of the method table's columns
-        first = 0
-        for name in (f"seeds-{column}" for column in COLUMNS):
-            means = {label: mean(name, label, seeds=seeds) for label in methods_of(name)}
-            first += max(means, key=means.__getitem__) == "pfedla-x"
-        assert first == times
     fedavg = cell("cifar10-10-non-iid-2", "FedAvg")
     falls = [100 * value for value in (at_round(fedavg["curve"], 20), fedavg["accuracy_mean"])]
     says("docs/paper.md", "FedAvg falls on non-IID_2, too, from {:.2f} in round 20 to {:.2f}".format(*falls))
@@ -519,14 +522,19 @@ def test_what_the_page_says_of_groups_on_cifar_10() -> None:
             both_ends += [min(by_seed[shift, layer]), max(by_seed[shift, layer])]
     says(page, text.format(*both_ends))
     assert lines["labels", "pfedla-x", "fc3"]["index"] == 1
-    assert lines["inputs", "pfedla-x", "fc3"]["index"] <= lines["inputs", "pfedla-x", "fc3"]["chance"] + 0.005
-    says(page, f"with labels, and no better than by chance with inputs ({found('inputs', 'pfedla-x', 'fc3')})")
+    by_inputs = [run["index"][-1][-1] for run in rows("where-cifar10-inputs") if run["label"] == "pfedla-x"]
+    low = sorted(by_inputs)[:2]
+    assert max(by_inputs) < 0.75
+    text = (
+        f"with inputs in none ({found('inputs', 'pfedla-x', 'fc3')} on average, {low[0]:.2f} and {low[1]:.2f} in two of"
+    )
+    says(page, text)
     owns = [
         np.mean([run["shares"]["own"][-1][0] for run in rows(f"where-cifar10-{s}") if run["label"] == "pfedla-x"])
         for s in shifts
     ]
     says(page, f"mostly the client's own ({owns[0]:.2f}), as it is with inputs")
-    assert owns[1] == pytest.approx(owns[0], abs=0.01)
+    assert owns[1] == pytest.approx(owns[0], abs=0.015)
     assert (
         sum(one > other for one, other in zip(by_seed["labels", "conv1"], by_seed["labels", "fc3"], strict=True)) == 1
     )
@@ -544,8 +552,8 @@ def test_what_the_page_says_of_groups_on_cifar_10() -> None:
         ("learned weights are first, pFedLA-X ({}),", [("inputs", "pfedla-x")]),
         ("above pFedLA with the printed step ({})", [("inputs", printed)]),
         ("trained on locally ({}), pFedLA with its default ({})", [("inputs", "fedavg-ft"), ("inputs", "pfedla")]),
-        ("Local is at {}, and FedPer, which keeps the wrong end, and FedAvg are last ({} and {})",
-         [("inputs", "local"), ("inputs", "fedper"), ("inputs", "fedavg")]),
+        ("Local is at {}; last are FedRep ({}), FedPer ({}), which keeps the wrong end, too, FedAvg ({}) and FedALA",
+         [("inputs", name) for name in ("local", "fedrep", "fedper", "fedavg")]),
     ):  # fmt: skip
         says(page, text.format(*(reached(*one) for one in cells)))
     gains = [above("where-methods-cifar10-labels", label, "local") for label in (printed, "fedper")]
@@ -556,12 +564,12 @@ def test_what_the_page_says_of_groups_on_cifar_10() -> None:
     ]
     says(page, "is {} above Local, {} above the printed step and {} below the oracle".format(*gains))
     gains = [above("where-methods-cifar10-inputs", *two) for two in (("pfedla-x", printed), (told, "pfedla-x"))]
-    says(page, "(38.1), {} above pFedLA with the printed step (35.9) and {} below the oracle".format(*gains))
+    says(page, "(38.3), {} above pFedLA with the printed step (35.9) and {} below the oracle".format(*gains))
     for shift, first in (("labels", [told, "pfedla-x", printed, "fedper"]), ("inputs", [told, "pfedla-x", printed])):
         name = f"where-methods-cifar10-{shift}"
         order = sorted(methods_of(name), key=lambda label, name=name: -mean(name, label))  # type: ignore[misc]
         assert order[: len(first)] == first
-        assert shift == "labels" or order[-2:] == ["fedper", "fedavg"]
+        assert shift == "labels" or order[-4:] == ["fedrep", "fedper", "fedavg", "fedala"]
         assert {len(percent(name, label)) for label in order} == {3}
 
 
@@ -608,7 +616,7 @@ def test_what_the_page_says_of_what_pfedla_x_keeps() -> None:
         }
         place = 2  # fc1
         assert last["group"][place] == pytest.approx(0.5, abs=0.04)
-        assert f"{100 * last['others'][place]:.1f}" == "0.1"
+        assert f"{100 * last['rest'][place]:.1f}" == "0.1"
         assert max(np.delete(last["own"], place)) < 1 / 3
 
 
@@ -654,10 +662,11 @@ def test_what_the_page_says_of_both_ends_with_differing_inputs() -> None:
         found.setdefault(run["algorithm"], []).append(run["pair"])
     ends = {name: [geometric_mean(pair[place] for pair in pairs) for place in (0, -1)] for name, pairs in found.items()}
     assert {f"{end:.1f}" for end in ends["pfedla"]} == {"2.0"}
-    text = "with pFedLA-X it is {:.2f} and {:.2f}, and level in one seed".format(*ends["pfedla-x"])
-    says("docs/where-clients-differ.md", text)
     assert [sum(pair[-1] > pair[0] for pair in found[name]) for name in ("pfedla", "pfedla-x")] == [1, 1]
-    assert min(abs(pair[-1] - pair[0]) for pair in found["pfedla-x"]) < 0.01
+    (turned,) = (pair for pair in found["pfedla-x"] if pair[-1] > pair[0])
+    shown = (*ends["pfedla-x"], turned[0], turned[-1])
+    text = "with pFedLA-X it is {:.2f} and {:.2f}, and in one seed {:.2f} and {:.2f}"
+    says("docs/where-clients-differ.md", text.format(*shown))
     says("docs/where-clients-differ.md", "in one seed of three larger in `fc3` than in `conv1`")
 
 
@@ -1085,7 +1094,7 @@ def test_what_the_page_says_of_cifar_100() -> None:
     page, (one, two) = "docs/paper.md", (f"cifar100-10-non-iid-{split}" for split in (1, 2))
     half = "fedrep,body_epochs=5"
     for column, methods, text in (
-        (one, ("HeurpFedLA", "pFedLA"), "here, too, at {} (46.47) and {} (47.22), but"),
+        (one, ("HeurpFedLA", "pFedLA"), "methods that were run, as in the paper, at {} (46.47) and {} (47.22), but"),
         (one, (half, "Local"), "half of the epochs for its body at {} and Local at {} (41.68) beside them"),
         (two, ("FedFomo", "fedrep,body_epochs=1"), "FedFomo, {} (27.33), and FedRep, {} (34.19), are ahead"),
         (two, ("pFedLA", "HeurpFedLA"), "of pFedLA, {} (35.02), and HeurpFedLA, {} (35.42)"),
