@@ -169,6 +169,16 @@ def test_no_method_is_nearer_to_the_first_than_pfedla_x() -> None:
     says("docs/pfedla-x.md", text)
 
 
+def test_the_page_names_the_commits_of_the_method_table() -> None:
+    text = re.sub(r"\s+", " ", (ROOT / "docs" / "algorithms.md").read_text())
+    said = [set(re.findall(r"[0-9a-f]{7}", part)) for part in re.findall(r"are of one commit, (.*?), as \[the", text)]
+    found = [
+        {row["commit"][:7] for column in COLUMNS if name in column for row in rows(f"seeds-{column}")}
+        for name in ("fashion-mnist", "cifar10")
+    ]
+    assert said == found
+
+
 def test_the_method_table_has_all_methods_and_seeds() -> None:
     """FedBN has no norms to keep on FashionMNIST."""
     labels = {name for name in ALGORITHMS if not name.endswith("-peers")} - {"clustered"}
