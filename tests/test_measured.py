@@ -557,10 +557,10 @@ def test_what_the_page_says_of_groups_on_cifar_10() -> None:
     told = "clustered,groups=3"
     for text, cells in (
         ("is below the oracle ({} and {})", [(shift, told) for shift in shifts]),
-        ("the printed step ({}) and FedPer, which keeps the last layer at the client ({})",
-         [("labels", printed), ("labels", "fedper")]),
-        ("points above Local ({}), pFedLA with its default step is below it ({}); pFedLA-X ({})",
-         [("labels", "local"), ("labels", "pfedla"), ("labels", "pfedla-x")]),
+        ("FedRep's most ({})", [("labels", "fedrep")]),
+        ("above Local ({}). pFedLA with the printed step ({}) and FedPer,", [("labels", "local"), ("labels", printed)]),
+        ("which keeps the last layer at the client, too ({})", [("labels", "fedper")]),
+        ("with its default step is below it ({}). pFedLA-X ({})", [("labels", "pfedla"), ("labels", "pfedla-x")]),
         ("learned weights are first, pFedLA-X ({}),", [("inputs", "pfedla-x")]),
         ("above pFedLA with the printed step ({})", [("inputs", printed)]),
         ("trained on locally ({}), pFedLA with its default ({})", [("inputs", "fedavg-ft"), ("inputs", "pfedla")]),
@@ -569,20 +569,50 @@ def test_what_the_page_says_of_groups_on_cifar_10() -> None:
     ):  # fmt: skip
         says(page, text.format(*(reached(*one) for one in cells)))
     gains = [above("where-methods-cifar10-labels", label, "local") for label in (printed, "fedper")]
-    says(page, "are {} and {} points above Local".format(*gains))
+    says(page, "are {} and {} above it, pFedLA with its default".format(*gains))
+    says(page, f"it is {above('where-methods-cifar10-labels', 'fedrep', 'local')} points above Local")
     gains = [
         above("where-methods-cifar10-labels", *two)
-        for two in (("pfedla-x", "local"), ("pfedla-x", printed), (told, "pfedla-x"))
+        for two in (("pfedla-x", "fedrep"), ("pfedla-x", printed), (told, "pfedla-x"))
     ]
-    says(page, "is {} above Local, {} above the printed step and {} below the oracle".format(*gains))
+    says(page, "is {} above FedRep, {} above the printed step and {} below the oracle".format(*gains))
     gains = [above("where-methods-cifar10-inputs", *two) for two in (("pfedla-x", printed), (told, "pfedla-x"))]
     says(page, "(38.3), {} above pFedLA with the printed step (35.9) and {} below the oracle".format(*gains))
-    for shift, first in (("labels", [told, "pfedla-x", printed, "fedper"]), ("inputs", [told, "pfedla-x", printed])):
+    for shift, first in (
+        ("labels", [told, "pfedla-x", "fedrep", printed, "fedper"]),
+        ("inputs", [told, "pfedla-x", printed]),
+    ):
         name = f"where-methods-cifar10-{shift}"
         order = sorted(methods_of(name), key=lambda label, name=name: -mean(name, label))  # type: ignore[misc]
         assert order[: len(first)] == first
         assert shift == "labels" or order[-4:] == ["fedrep", "fedper", "fedavg", "fedala"]
         assert {len(percent(name, label)) for label in order} == {3}
+
+
+def test_what_the_page_says_of_the_controls() -> None:
+    page = "docs/where-clients-differ.md"
+    lines = {
+        (name, shift, line["layer"]): line
+        for name in ("fashion-mnist", "cifar10")
+        for shift in ("both", "none")
+        for line in overall(rows(f"where-{name}-{shift}"))
+    }
+    assert {line["runs"] for line in lines.values()} == {3}
+    none = {key: line for key, line in lines.items() if key[1] == "none"}
+    (known,) = (key for key, line in none.items() if line["index"] > line["chance"])
+    shown = (none[known]["index"], none[known]["chance"])
+    assert known == ("cifar10", "none", "conv1")
+    says(page, "(`conv1` on CIFAR-10, {:.2f} where they reach {:.2f})".format(*shown))
+    pairs = [line["pair"] for line in none.values()]
+    says(page, f"one of the own block weighs {min(pairs):.2f} to {max(pairs):.2f} times as much as one of another")
+    own = {key: line["own"] for key, line in none.items()}
+    says(page, f"a client keeps at most {max(own[key] for key in own if key[0] == 'fashion-mnist'):.2f} for itself")
+    convolutions = [own["cifar10", "none", layer] for layer in ("conv1", "conv2")]
+    says(page, "even where nothing differs ({:.2f} and {:.2f})".format(*convolutions))
+    for name in ("fashion-mnist", "cifar10"):
+        for layer in ("conv1", "fc3"):
+            assert lines[name, "both", layer]["pair"] > 1.4
+            assert lines[name, "both", layer]["index"] > 4 * lines[name, "both", layer]["chance"]
 
 
 def test_what_the_page_says_of_less_training() -> None:
