@@ -20,7 +20,7 @@ from pfedla.report.groups import overall
 
 ROOT = Path(__file__).parent.parent
 COLUMNS = ("cifar10-non-iid-1", "cifar10-non-iid-2", "fashion-mnist-non-iid-1", "fashion-mnist-non-iid-2")
-EARLIER = ("cifar10-non-iid-1", "cifar10-statistics-own", "newcomers", "peers-100", "scale", "step-*")
+EARLIER = ("cifar10-non-iid-1", "cifar10-statistics-own", "peers-100", "scale", "step-*")
 
 
 def rows(name: str) -> list[dict[str, Any]]:
@@ -460,6 +460,29 @@ def test_the_runs_of_a_method_are_of_one_commit_and_one_setting_of_the_compiled_
         for label, makers in by_method.items():
             assert len(makers) == 1, (path.name, label, makers)
             assert all(None not in one and "dirty" not in one[0] for one in makers), (path.name, label, makers)
+
+
+def test_what_the_guide_says_of_newcomers() -> None:
+    page, found = "docs/guide.md", json.loads((ROOT / "results" / "newcomers.json").read_text())
+    columns = ("methods-cifar10-non-iid-1", "methods-fashion-mnist-non-iid-1")
+
+    def at(method: str, rounds: int) -> list[float]:
+        """Return the means of the columns, in %."""
+        each = [[row for key in found if key.startswith(f"{c},") for row in found[key]["rows"]] for c in columns]
+        return [100 * fmean(row[str(rounds)] for row in some if row["method"] == method) for some in each]
+
+    more = [a - b for a, b in zip(at("pfedla", 0), at("fedavg", 0), strict=True)]
+    says(page, f"is worth {more[0]:.0f} to {more[1]:.0f} points over FedAvg's one model with pFedLA")
+    plain = at("pfedla, no gradients", 0)
+    assert all(a < b for a, b in zip(plain, at("fedavg", 0), strict=True))
+    later = zip(at("fedavg", 5), at("pfedla", 5), strict=True)
+    says(page, "(after five rounds {:.1f} against {:.1f}, and {:.1f} against {:.1f})".format(*sum(later, ())))
+    tuned = at("fedavg-ft", 0)
+    says(page, "is ahead of all others from the start, {:.1f} and {:.1f}".format(*tuned))
+    others = [at(row["method"], 0) for row in found[f"{columns[0]}, seed 0"]["rows"] if row["method"] != "fedavg-ft"]
+    assert all(tuned[k] > max(some[k] for some in others) for k in (0, 1))
+    says(page, "so it is at {:.1f} and {:.1f} after one round".format(*at("pfedla-x", 1)))
+    assert all(a < b for a, b in zip(at("pfedla-x", 5), at("pfedla", 5), strict=True))
 
 
 def test_what_the_page_says_of_accuracy_by_group() -> None:
