@@ -462,6 +462,23 @@ def test_the_runs_of_a_method_are_of_one_commit_and_one_setting_of_the_compiled_
             assert all(None not in one and "dirty" not in one[0] for one in makers), (path.name, label, makers)
 
 
+def test_what_the_page_says_of_drop_outs() -> None:
+    page, columns = "docs/pfedla-x.md", ("cifar10-non-iid-1", "fashion-mnist-non-iid-2")
+    files = [f"drop-outs-{column}" for column in columns]
+    tuned = [spread(apart_by_seed(name, "pfedla-x", "fedavg-ft")) for name in files]
+    assert all(fmean(apart_by_seed(name, "pfedla-x", "fedavg-ft")) > 0 for name in files)
+    says(page, "level with FedAvg trained on locally**, {} and {} points above it".format(*tuned))
+    now, before = (
+        {(method, c): f"{mean(f'{kind}-{c}', method):.1f}" for method in ("pfedla", "pfedla-x") for c in columns}
+        for kind in ("drop-outs", "seeds")
+    )
+    one, two = columns
+    says(page, f"with everybody's {before['pfedla-x', one]} ({now['pfedla-x', one]}).")
+    says(page, f"falls from {before['pfedla', one]} to {now['pfedla', one]} there")
+    says(page, f"it stays ({now['pfedla', two]} of {before['pfedla', two]})")
+    says(page, f"pFedLA-X falls from {before['pfedla-x', two]} to {now['pfedla-x', two]}.")
+
+
 def test_what_the_guide_says_of_newcomers() -> None:
     page, found = "docs/guide.md", json.loads((ROOT / "results" / "newcomers.json").read_text())
     columns = ("methods-cifar10-non-iid-1", "methods-fashion-mnist-non-iid-1")
