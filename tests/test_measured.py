@@ -479,6 +479,16 @@ def test_what_the_page_says_of_drop_outs() -> None:
     says(page, f"pFedLA-X falls from {before['pfedla-x', two]} to {now['pfedla-x', two]}.")
 
 
+def test_what_the_page_says_of_100_clients_of_pfedla_x() -> None:
+    page, files = "docs/pfedla-x.md", ("hundred-fashion-mnist-non-iid-2", "hundred-cifar10-non-iid-1")
+    assert [sorted({row["seed"] for row in rows(name)}) for name in files] == [[0, 1], [0]]
+    below, above_it = (
+        [fmean(apart_by_seed(name, "pfedla-x", other)) for name in files] for other in ("fedavg-ft", "pfedla")
+    )
+    says(page, f"by {-below[0]:.1f} points on FashionMNIST over two seeds and by {-below[1]:.1f} on CIFAR-10 with one")
+    says(page, "though {:.1f} and {:.1f} above pFedLA.".format(*above_it))
+
+
 def test_what_the_guide_says_of_newcomers() -> None:
     page, found = "docs/guide.md", json.loads((ROOT / "results" / "newcomers.json").read_text())
     columns = ("methods-cifar10-non-iid-1", "methods-fashion-mnist-non-iid-1")
