@@ -131,7 +131,9 @@ def commands(page: Path) -> list[str]:
 def shrunk(words: list[str]) -> list[str]:
     """Return a command that does the same with less: one round, one seed, no processes."""
     if words[0] == "paper" and len(words) > 1:
-        small = ["--scale", "smoke", "--dataset", "emnist", "-a", "pfedla", "--workers", "0"]
+        dataset = "cifar10" if "rounds" in words else "emnist"
+        small = ["--scale", "smoke", "--dataset", dataset, "-a", "pfedla", "--workers", "0"]
+        words = ["1" if before == "--at" else word for before, word in itertools.pairwise(["", *words])]
         return [*words, *small, "--results", "runs/collected"]
     if words[0] not in ("run", "compare"):
         return words
