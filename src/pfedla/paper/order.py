@@ -33,7 +33,7 @@ def order_by_rounds(item: Item, places: Places, wanted: Wanted) -> list[Sheet]:
         curves = {name: _curve(cells) for name, cells in found.items()}
         if len(curves) > 1:
             sheets.append(_sheet(item, places, column, curves, found, marks(curves, wanted.at)))
-            recorded |= set.intersection(*map(set, curves.values()))
+            recorded |= _common(curves)
     if sheets and (unknown := [t for t in wanted.at if t not in recorded]):
         raise ConfigError(f"no curve has round {unknown[0]}: they have {', '.join(map(str, sorted(recorded)))}")
     return with_notes(sheets, missing(item, places, wanted, asked)) if sheets else []
@@ -44,11 +44,16 @@ def marks(curves: Mapping[str, Mapping[int, float]], at: Sequence[int] = ()) -> 
 
     If some are asked for, it is those `at` which all have been scored.
     """
-    common = sorted(set.intersection(*(set(curve) for curve in curves.values())))
-    if asked := sorted({*at} & {*common}):
+    if asked := sorted({*at} & _common(curves)):
         return asked
+    common = sorted(_common(curves))
     chosen = sorted({*(t for t in MARKS if t in common), *common[-1:]})
     return chosen if len(chosen) > 1 else sorted({*common[:1], *chosen})
+
+
+def _common(curves: Mapping[str, Mapping[int, float]]) -> set[int]:
+    """Return the rounds that all curves have."""
+    return set.intersection(*map(set, curves.values()))
 
 
 def changes(curves: Mapping[str, Mapping[int, float]], before: int, after: int) -> list[tuple[str, str]]:

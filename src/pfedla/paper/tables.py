@@ -136,9 +136,10 @@ def _counts(item: Item, sides: Sequence[_Both]) -> list[str]:
     usable = [side for side in sides if set(OURS) <= side.ours.keys() and len(side.theirs) > len(OURS)]
     if usable:
         spread = [side for side in usable if all(entry.std is not None for entry in side.ours.values())]
-        printed = PRINTED[item.name]
-        places = {name: [side for side in usable if side.column.place in printed[name]] for name in printed}
-        absent = {name: sum(name not in side.ours for side in some) for name, some in places.items()}
+        absent = {
+            name: sum(side.column.place in row and name not in side.ours for side in usable)
+            for name, row in PRINTED[item.name].items()
+        }
         ours_first, _ = count_first([_without(side.ours, WITH_ADAM) for side in usable], OURS)
         first, _ = count_first([side.theirs for side in usable], OURS)
         line = "Among the methods measured here, without the rows with Adam: "
