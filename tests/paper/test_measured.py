@@ -73,7 +73,7 @@ def test_nothing_is_said_where_nothing_is_missing(places: Places, put: Put) -> N
 
 
 def test_equals_are_best_alike_and_one_alone_is_not() -> None:
-    high, low = Entry(80.0, None, 1, None), Entry(79.0, 5.0, 3, None)
+    high, low = Entry((80.0,)), Entry((74.0, 79.0, 84.0))
     assert bests({"a": high, "b": low, "c": high}) == {"a", "c"}
     assert bests({"a": high}) == bests({}) == set()
 

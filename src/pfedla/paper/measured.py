@@ -33,20 +33,28 @@ MISSING = "missing"
 
 
 class Entry(NamedTuple):
-    """What is measured of a method in a column, in per cent; the spread is over seeds, None if there is one."""
+    """What is measured of a method in a column, in per cent, seed by seed."""
 
-    mean: float
-    std: float | None
-    seeds: int
-    prior: float | None  # with the client's class frequencies
+    values: tuple[float, ...]
+    told: Entry | None = None  # the same with the clients' class frequencies, if all seeds have it
+
+    @property
+    def mean(self) -> float:
+        """The mean over seeds."""
+        return fmean(self.values)
+
+    @property
+    def std(self) -> float | None:
+        """The standard deviation over seeds, None if there is one."""
+        return stdev(self.values) if len(self.values) > 1 else None
 
 
 def entry_of(summaries: Sequence[Summary]) -> Entry:
     """Return what is measured of a method, over its seeds."""
-    values = [100 * summary["accuracy_mean"] for summary in summaries]
-    priors = [100 * summary[CLASS_PRIOR] for summary in summaries if summary.get(CLASS_PRIOR) is not None]
-    std = stdev(values) if len(values) > 1 else None
-    return Entry(fmean(values), std, len(values), fmean(priors) if priors else None)
+    priors = [summary.get(CLASS_PRIOR) for summary in summaries]
+    known = [100 * prior for prior in priors if prior is not None]
+    told = Entry(tuple(known)) if len(known) == len(priors) else None
+    return Entry(tuple(100 * summary["accuracy_mean"] for summary in summaries), told)
 
 
 def heading(places: Places, column: Column, seeds: int) -> str:
@@ -83,8 +91,8 @@ def record_of(item: Item, places: Places, column: Column, name: str) -> dict[str
 def figure_of(entry: Spread, best: bool, seeds: int = 0) -> Figure:
     """Return a mean with its spread, and the number of seeds where it is less than others have."""
     text = f"{entry.mean:.2f}" + (f" ± {entry.std:.2f}" if entry.std is not None else "")
-    if isinstance(entry, Entry) and entry.seeds < seeds:
-        text += f" ({entry.seeds} of {seeds})"
+    if isinstance(entry, Entry) and len(entry.values) < seeds:
+        text += f" ({len(entry.values)} of {seeds})"
     return Figure(text, best)
 
 

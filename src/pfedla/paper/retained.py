@@ -56,7 +56,7 @@ def table_of_retained(item: Item, places: Places, wanted: Wanted) -> list[Sheet]
         paper = {retained.k: retained for retained in TABLE3[dataset]}
         found = summaries_of(places, column, KEEP, wanted.seeds)
         entries = {name: entry_of(summaries) for name, summaries in found.items()}
-        seeds = max((entry.seeds for entry in entries.values()), default=0)
+        seeds = max((len(entry.values) for entry in entries.values()), default=0)
         top = bests({name: entry_of(summaries) for name, summaries in in_common(found).items()})
         rows, records = [], []
         for k, method in enumerate(KEEP):
@@ -91,7 +91,7 @@ def table_of_retained(item: Item, places: Places, wanted: Wanted) -> list[Sheet]
                 record_of(item, places, column, method.name)
                 | {
                     "k": k,
-                    "seeds": entry.seeds if entry else 0,
+                    "seeds": len(entry.values) if entry else 0,
                     "ours": entry.mean if entry else None,
                     "ours_std": entry.std if entry else None,
                     "paper": printed.accuracy if printed else None,

@@ -67,14 +67,14 @@ def table_of_methods(item: Item, places: Places, wanted: Wanted) -> list[Sheet]:
             found = summaries_of(places, column, rows_of(column, places.scale), wanted.seeds)
             seen += [summary for summaries in found.values() for summary in summaries]
             ours = {name: entry_of(summaries) for name, summaries in found.items()}
-            seeds = max((entry.seeds for entry in ours.values()), default=0)
+            seeds = max((len(entry.values) for entry in ours.values()), default=0)
             compared = {name: entry_of(summaries) for name, summaries in in_common(found).items()}
             theirs = {name: row[column.place] for name, row in printed.items() if column.place in row}
             own = {name: weights for name, cells in found.items() if (weights := _own_weights(cells))}
             kept = {name: shares for name, cells in found.items() if (shares := by_share(retained_of(cells)))}
             both = {name: theirs[name] for name in theirs if name in compared}
             sides.append(_Both(column, compared, both, own, kept))
-            fewest = min((entry.seeds for entry in compared.values()), default=0)
+            fewest = min((len(entry.values) for entry in compared.values()), default=0)
             if fewest < seeds:
                 uneven.append(
                     f"{_words(column)}: methods are compared over the seeds that all have, {fewest} of {seeds}."
@@ -85,14 +85,14 @@ def table_of_methods(item: Item, places: Places, wanted: Wanted) -> list[Sheet]:
                 uneven.append(
                     f"{_words(column)}: seeds of {', '.join(mixed)} come from different commits or compiled loops."
                 )
-            told = {name: e._replace(mean=e.prior) for name, e in compared.items() if e.prior is not None}
+            told = {name: entry.told for name, entry in compared.items() if entry.told}
             top, top_told = (bests(some) | bests(_without(some, WITH_ADAM)) for some in (compared, told))
             top_paper = bests(theirs)
             known = {method.name for method in shown[column]}
             for name, line in lines.items():
                 entry, paper = ours.get(name), theirs.get(name)
                 apart = entry.mean - paper.mean if entry and paper else None
-                prior = entry.prior if entry else None
+                prior = entry.told.mean if entry and entry.told else None
                 line += [
                     figure_of(entry, name in top, seeds) if entry else Figure(MISSING if name in known else "-"),
                     figure_of(paper, name in top_paper) if paper else Figure("-"),
@@ -103,7 +103,7 @@ def table_of_methods(item: Item, places: Places, wanted: Wanted) -> list[Sheet]:
                     records.append(
                         record_of(item, places, column, name)
                         | {
-                            "seeds": entry.seeds if entry else 0,
+                            "seeds": len(entry.values) if entry else 0,
                             "ours": entry.mean if entry else None,
                             "ours_std": entry.std if entry else None,
                             "ours_best": name in top,
@@ -194,18 +194,20 @@ def _priors(sides: Sequence[_Both]) -> list[str]:
         mine = {name: ours[name] for name in OURS if name in ours}
         others = {name: entry for name, entry in ours.items() if not name.startswith(OURS)}
         if mine and others:
-            plain = [{name: entry.mean for name, entry in some.items()} for some in (mine, others)]
-            line = f"{_words(column)}: the better of {' and '.join(OURS)} is {_lead(*plain)}"
-            told = [{name: e.prior for name, e in some.items() if e.prior is not None} for some in (mine, others)]
+            line = f"{_words(column)}: the better of {' and '.join(OURS)} is {_lead(mine, others)}"
+            told = [{name: entry.told for name, entry in some.items() if entry.told} for some in (mine, others)]
             line += f"; with the class prior, {_lead(*told)}" if all(told) else ""
             lines.append(line + ".")
     return lines
 
 
-def _lead(mine: Mapping[str, float], others: Mapping[str, float]) -> str:
-    best = max(others, key=lambda name: others[name])
-    ahead = max(mine.values()) - others[best]
-    return f"{abs(ahead):.2f} points {'above' if ahead >= 0 else 'below'} the best other method, {best}"
+def _lead(mine: Mapping[str, Entry], others: Mapping[str, Entry]) -> str:
+    """Say by how much the best of mine is ahead of the best of the others; the deviation is that of the differences."""
+    best = max(others, key=lambda name: others[name].mean)
+    top = max(mine.values(), key=lambda entry: entry.mean)
+    ahead = Entry(tuple(a - b for a, b in zip(top.values, others[best].values, strict=True)))
+    size = f"{abs(ahead.mean):.2f}" + (f" ± {ahead.std:.2f}" if ahead.std is not None else "")
+    return f"{size} points {'above' if ahead.mean >= 0 else 'below'} the best other method, {best}"
 
 
 def _own_weights(cells: Sequence[Summary]) -> dict[str, float]:
