@@ -1348,6 +1348,7 @@ def test_what_the_page_says_of_figure_5() -> None:
 
 
 def test_what_the_page_says_of_figure_6() -> None:
+    beyond, others = dict[str, set[str]](), 0
     for step in ("pFedLA", "Adam"):
         for dataset in FOUR:
             run = figure(6, dataset, step)
@@ -1357,17 +1358,24 @@ def test_what_the_page_says_of_figure_6() -> None:
                 for place, layer in enumerate(run["layers"])
                 if (falls_with_distance(weights[:, place]) or 0) < by_chance([weights[:, place]])
             }
-            if step == "pFedLA":
-                assert falls == FULL
-            else:
-                others = {"cifar10": {"fc3", "bn1"}, "cifar100": {"fc3"}, "emnist": {"conv2"}, "fashion-mnist": set()}
-                assert falls == {"fc1", "fc2"} | others[dataset]
-    says("docs/reproduction.md", "weight falls with distance in `fc1`, `fc2` and `fc3` on all four data sets")
+            assert falls >= FULL
+            beyond[f"{dataset}, {step}"] = falls - FULL
+            others += len(run["layers"]) - len(FULL)
+    assert {name: layers for name, layers in beyond.items() if layers} == {
+        "fashion-mnist, pFedLA": {"conv2"},
+        "cifar100, pFedLA": {"conv2"},
+        "fashion-mnist, Adam": {"conv2"},
+        "cifar10, Adam": {"bn1"},
+    }
     says(
         "docs/reproduction.md",
-        "With Adam it does so in `fc1` and `fc2` everywhere, in `fc3` on CIFAR-10 and CIFAR-100, and in one layer each "
-        "of the others on CIFAR-10 (`bn1`) and EMNIST (`conv2`)",
+        "in `fc1`, `fc2` and `fc3` on all four data sets, with the printed step and with Adam, each time more than for",
     )
+    says(
+        "docs/reproduction.md", "in `conv2` on FashionMNIST, with the printed step on CIFAR-100, too, and with Adam in"
+    )
+    says("docs/reproduction.md", f"`bn1` on CIFAR-10: 4 of {others}, where chance would give about one.")
+    assert 0.5 < 0.05 * others < 1.5
 
 
 def test_pictures_of_the_papers_figures_have_names_that_are_drawn() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pfedla.paper.counting import spearman
 from pfedla.paper.drawings import drawings_of, in_percent, save
 from pfedla.paper.figures import by_chance, falls_with_distance, order_holds, periods, roles_of, sheets_of
 from pfedla.paper.grid import ADAM, ITEMS, LITERAL, SIMILARITY, Cell, Wanted, cells_of, columns_of
@@ -64,6 +65,23 @@ def test_weights_that_fall_with_distance_are_seen_to() -> None:
     assert (falls_with_distance(1 - weights) or 0) > 0.8
     own = weights + 100 * np.eye(8)  # own weights are left out
     assert falls_with_distance(own) == falls_with_distance(weights)
+
+
+def test_how_much_a_client_gives_away_says_nothing_of_to_whom() -> None:
+    weights = np.exp(-np.abs(np.arange(8)[:, None] - np.arange(8)).astype(float))
+    scaled = weights * np.logspace(0, -6, 8)[:, None]
+    assert falls_with_distance(scaled) == pytest.approx(-1)
+    scaled[:4] = 0.1  # half of the clients treat all alike
+    assert falls_with_distance(scaled) == pytest.approx(-0.5)
+    assert falls_with_distance(np.full((8, 8), 0.125)) is None
+    assert falls_with_distance(np.eye(3) + np.arange(3)) is None  # two others have no ranks to speak of
+
+
+def test_a_clients_correlation_is_spearmans() -> None:
+    weights = np.random.default_rng(0).random((8, 8)).round(1)  # with ties
+    others = [np.delete(np.arange(8), i) for i in range(8)]
+    found = [spearman(weights[i, some].tolist(), np.abs(i - some).tolist()) or 0 for i, some in enumerate(others)]
+    assert falls_with_distance(weights) == pytest.approx(np.mean(found))
 
 
 def test_claims_are_computed(places: Places, drawn: Wanted) -> None:

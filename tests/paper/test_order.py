@@ -93,8 +93,8 @@ def test_ranks_after_60_200_and_600_rounds(places: Places, put: Callable[..., No
     assert "1 of 6 pairs" in second
     assert "Rounds 200 and 600: rank correlation +0.80" in third
     assert paper == (
-        "Rank correlation with the paper's order: +0.40 in round 60, +1.00 in round 200, +0.80 in round 600, "
-        "over 4 methods."
+        "Rank correlation with the paper's order: +0.40 (p = 0.75) in round 60, +1.00 (p = 0.083) in round 200, "
+        "+0.80 (p = 0.33) in round 600, over 4 methods."
     )
     assert rest[0] == "Measured by commit abc."
     records = list(csv.DictReader(io.StringIO(written([sheet], "csv"))))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Callable
 from itertools import product
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from pfedla.errors import RunError
-from pfedla.paper.counting import count_first, ranks, spearman
+from pfedla.paper.counting import chance_of, correlation, count_first, ranks, spearman
 from pfedla.paper.grid import ITEMS, KEEP, Cell, Method, Wanted, columns_of, rows_of
 from pfedla.paper.measured import Entry
 from pfedla.paper.printed import TABLE1, TABLE2, Printed
@@ -83,13 +84,13 @@ def test_cells_are_means_over_seeds_beside_the_papers(places: Places, put: Put) 
     put(Cell(COLUMN, ROWS["HeurpFedLA"], 0), 0.70)
     (sheet,) = table_of_methods(ITEMS["table1"], places, WANTED)
     rows = {row[0].text: row[1:] for row in sheet.rows}
-    assert [cell.text for cell in rows["Local"]] == ["85.00 ± 5.00", "85.83 ± 0.17", "-0.83", "86.00"]
+    assert [cell.text for cell in rows["Local"]] == ["85.00 ± 5.00", "85.83 ± 0.17", "-0.83", "", "86.00"]
     assert rows["pFedLA"][0].text == f"92.00 ± {np.std([91, 93], ddof=1):.2f} (2 of 3)"
     assert rows["HeurpFedLA"][0].text == "70.00 (1 of 3)"
     assert rows["FedAvg"][0].text == "missing"
     assert rows["FedBN"][0].text == "-"
     assert rows["FedRep, half for the body"][1].text == "-"
-    for column, best in ((0, "pFedLA"), (1, "HeurpFedLA"), (3, "pFedLA")):
+    for column, best in ((0, "pFedLA"), (1, "HeurpFedLA"), (4, "pFedLA")):
         assert [name for name, row in rows.items() if row[column].best] == [best]
     assert "10 clients, fashion-mnist, 200 rounds, 300 test images each, 3 seeds" in sheet.groups[0].heading
     assert "scale laptop" in sheet.title
@@ -97,7 +98,7 @@ def test_cells_are_means_over_seeds_beside_the_papers(places: Places, put: Put) 
     said = "first in 1 of 1 columns that have both; in the paper, in 1 of them. Not measured: FedAvg in 1,"
     assert f"{said} Per-FedAvg in 1, pFedMe in 1, pFedHN in 1, FedRep in 1, FedFomo in 1 of them." in text  # no FedBN
     assert "One seed has no deviation that others could be within." in text
-    assert "FashionMNIST, 10 clients: -0.50 over 3 methods" in text
+    assert "FashionMNIST, 10 clients: -0.50 (p = 1) over 3 methods" in text
     assert "Measured by commit abc." in text
     assert "weights for themselves" not in text  # none are known
     (one,) = table_of_methods(ITEMS["table1"], places, WANTED._replace(seeds=1))
@@ -150,8 +151,8 @@ def test_the_step_of_adam_is_no_rival_of_the_literal_one(places: Places, put: Pu
     (sheet,) = table_of_methods(ITEMS["table1"], places, WANTED)
     text = "\n".join(sheet.notes)
     assert "Among the methods measured here, without the rows with Adam: first in 1 of 1" in text
-    assert "With Adam in place of the literal step: first in 1 of 1; a tie counts." in text
-    for column in (1, 4):  # the best of all, and the best of what is counted
+    assert "With Adam in place of the literal step: first in 1 of 1 columns that have both rows; a tie counts." in text
+    for column in (1, 5):  # the best of all, and the best of what is counted
         assert [row[0].text for row in sheet.rows if row[column].best] == ["pFedLA", "pFedLA, Adam"]
     put(Cell(COLUMN, ROWS["FedRep, half for the body"], 0), 0.75)  # this one is
     (sheet,) = table_of_methods(ITEMS["table1"], places, WANTED)
@@ -208,6 +209,46 @@ def test_each_column_says_what_the_class_prior_leaves_of_a_lead(places: Places, 
     assert said in sheet.notes
 
 
+def test_leads_after_local_training_are_said_too(places: Places, put: Put) -> None:
+    for name, accuracy, after in (("pFedLA", 0.7, 0.72), ("HeurpFedLA", 0.6, 0.6), ("FedAvg", 0.5, 0.75)):
+        put(Cell(COLUMN, ROWS[name], 0), accuracy, accuracy_after_training=after, accuracy_class_prior=None)
+    (sheet,) = table_of_methods(ITEMS["table1"], places, WANTED)
+    said = (
+        "HeurpFedLA is 20.00 points above the best other method, FedAvg; after local training, 3.00 points below the "
+    )
+    assert any(note.endswith(f"{said}best other method, FedAvg.") for note in sheet.notes)
+    assert [row[0].text for row in sheet.rows if row[4].best] == ["FedAvg"]
+    assert {record["method"]: record["ours_after_training"] for record in sheet.records}["FedAvg"] == 75
+
+
+def test_what_is_run_on_request_alone_is_not_missing(places: Places, put: Put) -> None:
+    wanted = Wanted(datasets=("fashion-mnist",), clients=(100,))
+    (column,) = columns_of(ITEMS["table1"], wanted)
+    put(Cell(column, ROWS["Local"], 0), 0.5)
+    (sheet,) = table_of_methods(ITEMS["table1"], places, wanted)
+    shown = {row[0].text: row[1].text for row in sheet.rows}
+    assert (shown["FedAvg"], shown["pFedMe"], shown["FedBN"]) == ("missing", "not run", "-")
+
+
+def test_as_many_right_answers_are_a_tie_however_they_were_added_up(places: Places, put: Put) -> None:
+    for name, accuracy in (("Local", 0.5705555555555555), ("pFedLA", 0.5705555555555556), ("HeurpFedLA", 0.4)):
+        put(Cell(COLUMN, ROWS[name], 0), accuracy)
+    (sheet,) = table_of_methods(ITEMS["table1"], places, WANTED)
+    assert [row[0].text for row in sheet.rows if row[1].best] == ["Local", "pFedLA"]
+    assert any("without the rows with Adam: first in 1 of 1" in note for note in sheet.notes)
+
+
+@pytest.mark.parametrize("n", [5, 9])
+def test_chance_is_the_share_of_orders_that_are_as_far_from_0(n: int) -> None:
+    """Of 5 all 120 orders are tried, of 9 some are drawn; the shares are those of tables of Spearman's correlation."""
+    a = list(range(n))
+    assert chance_of(a, a) == pytest.approx(2 / math.factorial(n), abs=2e-4)  # this order and the reverse
+    worst = {5: [1, 0, 2, 3, 4], 9: [2, 1, 0, 5, 4, 3, 8, 7, 6]}[n]  # correlations of 0.9 and 0.8
+    assert (spearman(a, worst) or 0) == pytest.approx({5: 0.9, 9: 0.8}[n])
+    assert chance_of(a, worst) == pytest.approx({5: 0.083, 9: 0.0138}[n], abs=0.003)
+    assert correlation(a[:2], a[:2]) is None
+
+
 def test_a_lead_is_taken_seed_by_seed(places: Places, put: Put) -> None:
     found = {"pFedLA": (0.70, 0.74), "HeurpFedLA": (0.65, 0.69), "FedAvg": (0.50, 0.56), "Local": (0.60, 0.40)}
     for name, accuracies in found.items():
@@ -231,13 +272,13 @@ def test_formats_say_the_same(places: Places, put: Put) -> None:
     sheets = table_of_methods(ITEMS["table1"], places, WANTED)
     markdown, latex = written(sheets, "markdown"), written(sheets, "latex")
     records = list(csv.DictReader(io.StringIO(written(sheets, "csv"))))
-    assert "| Local | 81.25 | 85.83 ± 0.17 | -4.58 | 82.25 |" in markdown
+    assert "| Local | 81.25 | 85.83 ± 0.17 | -4.58 |  | 82.25 |" in markdown
     assert "| pFedLA | **90.00** | 94.34 ± 0.29 |" in markdown
-    assert r"Local & 81.25 & 85.83 $\pm$ 0.17 & $-$4.58 & 82.25 \\" in latex
+    assert r"Local & 81.25 & 85.83 $\pm$ 0.17 & $-$4.58 &  & 82.25 \\" in latex
     assert r"pFedLA & \textbf{90.00} &" in latex
-    assert r" & \multicolumn{4}{c}{10 clients, fashion-mnist, 200 rounds, 300 test images each, 1 seed} \\" in latex
-    assert r"\cmidrule(lr){2-5}" in latex
-    assert latex.count(r"\begin{tabular}") == latex.count(r"\bottomrule") == latex.count(r"\end{table}") == 1
+    assert r" & \multicolumn{5}{c}{10 clients, fashion-mnist, 200 rounds, 300 test images each, 1 seed} \\" in latex
+    assert r"\cmidrule(lr){2-6}" in latex
+    assert latex.count(r"\begin{tabular}") == latex.count(r"\bottomrule") == latex.count(r"\end{table*}") == 1
     assert r"\caption{Table 1, FashionMNIST, scale laptop}" in latex
     local = next(record for record in records if record["method"] == "Local")
     assert (local["ours"], local["paper"], local["scale"], local["clients"]) == ("81.25", "85.83", "laptop", "10")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import permutations
 from typing import Protocol
 
 import numpy as np
 
-__all__ = ["Spread", "among_the_first", "count_first", "ranks", "spearman"]
+__all__ = ["Spread", "among_the_first", "chance_of", "correlation", "count_first", "ranks", "spearman"]
 
 
 class Spread(Protocol):
@@ -36,6 +37,24 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
     x, y = x - x.mean(), y - y.mean()
     scale = math.sqrt(float(x @ x) * float(y @ y))
     return float(x @ y) / scale if scale else None
+
+
+def chance_of(a: Sequence[float], b: Sequence[float], orders: int = 20_000) -> float:
+    """Return the share of orders in which the rank correlation is as far from 0: of all if they are few, else drawn."""
+    x, y = (found - found.mean() for found in (ranks(a), ranks(b)))
+    n, rng = len(x), np.random.default_rng(0)
+    every = math.factorial(n) <= orders
+    drawn = (
+        np.array(list(permutations(range(n)))) if every else rng.permuted(np.tile(np.arange(n), (orders, 1)), axis=1)
+    )
+    far = np.abs(x[drawn] @ y) >= abs(float(x @ y)) - 1e-9
+    return float(far.mean())
+
+
+def correlation(a: Sequence[float], b: Sequence[float]) -> str | None:
+    """Return the rank correlation in words, with the share of random orders that are as far from 0; None if none is."""
+    found = spearman(a, b)
+    return f"{found:+.2f} (p = {chance_of(a, b):.2g})" if found is not None else None
 
 
 def among_the_first(column: Mapping[str, Spread], names: Iterable[str], *, within: bool) -> bool:

@@ -204,7 +204,7 @@ def _draw_heat_maps(places: Places, method: Method, parts: Sequence[tuple[Column
     below = (
         "Weights in %, shaded logarithmically from 0.01 to 100 %; row: whose model, column: whose layer it mixes in.\n"
     )
-    below += "Rank correlation: of the weights for others and the difference between the clients' numbers. "
+    below += "Rank correlation: of a client's weights for others and the difference between their numbers, mean. "
     below += f"After {rounds} rounds, scale "
     title = f"Weights among clients that overlap with their neighbours ({method.name})"
     across = min(2, len(ordered))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pfedla.paper.counting import ranks, spearman
+from pfedla.paper.counting import ranks
 from pfedla.paper.grid import ITEMS, SIMILARITY, Column, Item, Method, Wanted, columns_of, methods_of
 from pfedla.paper.measured import heading, measured_by, missing, record_of, with_notes
 from pfedla.paper.runs import Places, Summary, in_common, own_weights, summaries_of
@@ -32,6 +32,7 @@ __all__ = [
 ROLES = ("own", "same classes", "similar", "others")  # Figure 5: clients 0, 1, 2, and the rest
 LARGEST = {"EMNIST": "fc3", "CIFAR10": "fc1"}  # Figure 7, as section 4.4 says
 PERIODS = ("early", "middle", "late")
+SHARE = 0.05  # of random orders of the clients, which Figure 6 is held against
 
 
 def sheets_of(item: Item, places: Places, wanted: Wanted) -> list[Sheet]:
@@ -154,34 +155,47 @@ def _distance_sheet(places: Places, column: Column, method: Method, found: dict[
     clearly = [record["layer"] for record in known if record["spearman"] < min(record["by_chance"], 0)]
     claim = "Weight falls with the difference between the clients' numbers (negative rank correlation) in "
     claim += f"{falls} of {len(layers)} layers; lower than for 95 % of random orders of the clients in {len(clearly)}"
-    claim += f": {', '.join(clearly)}." if clearly else "."
+    claim += f": {', '.join(clearly)}" if clearly else ""
+    claim += f". By chance it would be in {SHARE * len(layers):.2g} of them."
     title = f"Figure 6, {column.place.dataset}, {method.name} ({heading(places, column, len(cells))}), "
-    rank = "Spearman of weight and distance, own left out"
-    head = ("layer", rank, "5 % of random orders are below", "own weight", "own is largest (clients)")
+    rank = "Spearman of a client's weights and distance, own left out, mean"
+    head = ("layer", rank, f"{SHARE:.0%} of random orders are below", "own weight", "own is largest (clients)")
     return Sheet(title + f"scale {places.scale}", head, tuple(rows), (claim, _commits(found)), tuple(records))
 
 
 def falls_with_distance(weights: np.ndarray) -> float | None:
-    """Return the rank correlation of `weights (N, N)` for others and the difference between their numbers."""
-    i, j = np.nonzero(~np.eye(len(weights), dtype=bool))
-    return spearman(weights[i, j].tolist(), np.abs(i - j).tolist())
+    """Return the rank correlation of a client's weights for others and the difference between their numbers.
+
+    It is taken client by client, and its mean returned: how much a client gives away at all says nothing of to whom.
+    `weights` are `(N, N)`; a client that gives all others the same counts as 0. None if all do, or they are too few.
+    """
+    ranked = _ranked_by_row(weights)
+    return float((ranked * _ranked_by_row(_distances(len(weights)))).sum() / len(weights)) if ranked.any() else None
 
 
-def by_chance(weights: Sequence[np.ndarray], share: float = 0.05, orders: int = 2000) -> float:
+def by_chance(weights: Sequence[np.ndarray], share: float = SHARE, orders: int = 2000) -> float:
     """Return what `falls_with_distance`, its mean over seeds, is below for this share of random orders of clients."""
-    n = len(weights[0])
-    others = ~np.eye(n, dtype=bool)
-
-    def centred(values: np.ndarray) -> np.ndarray:
-        """Return ranks of the values off the diagonal, of mean 0 and length 1, in their places; 0 on the diagonal."""
-        placed, found = np.zeros((n, n)), ranks(values[others].tolist())
-        placed[others] = (found - found.mean()) / np.linalg.norm(found - found.mean())
-        return placed
-
-    distance = centred(np.abs(np.subtract.outer(np.arange(n), np.arange(n))))
-    mean, rng = np.mean([centred(some) for some in weights], axis=0), np.random.default_rng(0)
+    n, rng = len(weights[0]), np.random.default_rng(0)
+    mean = np.mean([_ranked_by_row(some) for some in weights], axis=0) / n
+    distance = _ranked_by_row(_distances(n))
     drawn = [rng.permutation(n) for _ in range(orders)]
     return float(np.quantile([(mean * distance[np.ix_(order, order)]).sum() for order in drawn], share))
+
+
+def _distances(n: int) -> np.ndarray:
+    return np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
+
+
+def _ranked_by_row(values: np.ndarray) -> np.ndarray:
+    """Return each row's ranks off the diagonal, of mean 0 and length 1; 0 on it, and for fewer than three or equals."""
+    placed = np.zeros(values.shape)
+    for i, row in enumerate(values):
+        others = np.arange(len(row)) != i
+        found = ranks(row[others].tolist())
+        found -= found.mean()
+        if len(found) > 2 and found.any():
+            placed[i, others] = found / np.linalg.norm(found)
+    return placed
 
 
 def _layers_sheet(places: Places, column: Column, method: Method, found: dict[str, list[Summary]]) -> Sheet:

@@ -33,15 +33,16 @@ MISSING = "missing"
 
 
 class Entry(NamedTuple):
-    """What is measured of a method in a column, in per cent, seed by seed."""
+    """What is measured of a method in a column, in per cent, seed by seed; and of the same models in other ways."""
 
     values: tuple[float, ...]
-    told: Entry | None = None  # the same with the clients' class frequencies, if all seeds have it
+    trained: Entry | None = None  # after local training, if all seeds have it
+    told: Entry | None = None  # with the clients' class frequencies, likewise
 
     @property
     def mean(self) -> float:
-        """The mean over seeds."""
-        return fmean(self.values)
+        """The mean over seeds; as many right answers are as good, in whatever order they were added up."""
+        return round(fmean(self.values), 9)
 
     @property
     def std(self) -> float | None:
@@ -51,10 +52,14 @@ class Entry(NamedTuple):
 
 def entry_of(summaries: Sequence[Summary]) -> Entry:
     """Return what is measured of a method, over its seeds."""
-    priors = [summary.get(CLASS_PRIOR) for summary in summaries]
-    known = [100 * prior for prior in priors if prior is not None]
-    told = Entry(tuple(known)) if len(known) == len(priors) else None
-    return Entry(tuple(100 * summary["accuracy_mean"] for summary in summaries), told)
+
+    def found(key: str) -> Entry | None:
+        values = [summary.get(key) for summary in summaries]
+        known = tuple(100 * value for value in values if value is not None)
+        return Entry(known) if len(known) == len(values) else None
+
+    values = tuple(100 * summary["accuracy_mean"] for summary in summaries)
+    return Entry(values, found("accuracy_after_training"), found(CLASS_PRIOR))
 
 
 def heading(places: Places, column: Column, seeds: int) -> str:

@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 
 from pfedla.errors import ConfigError
-from pfedla.paper.counting import ranks, spearman
+from pfedla.paper.counting import correlation, ranks, spearman
 from pfedla.paper.grid import Column, Item, Wanted, columns_of, methods_of, rows_of
 from pfedla.paper.measured import by_layer, heading, measured_by, missing, record_of, with_notes
 from pfedla.paper.printed import TABLE1, TABLE2
@@ -100,8 +100,8 @@ def _sheet(
     notes += [f"{name}, clients' weights for themselves: {said}." for name in names if (said := _own(found[name], at))]
     if losses := [f"{name} {said}" for name in names if (said := _losses(found[name]))]:
         notes.append(f"Mean test loss, lowest and last: {'; '.join(losses)}.")
-    alike = [(t, spearman([curves[name][t] for name in known], paper)) for t in at]
-    if correlations := [f"{rho:+.2f} in round {t}" for t, rho in alike if rho is not None]:
+    alike = [(t, correlation([curves[name][t] for name in known], paper)) for t in at]
+    if correlations := [f"{rho} in round {t}" for t, rho in alike if rho]:
         notes.append(f"Rank correlation with the paper's order: {', '.join(correlations)}, over {len(known)} methods.")
     seeds = len({cell["seed"] for cell in cells})
     split = column.name.partition("-non-")[2]

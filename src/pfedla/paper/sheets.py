@@ -47,11 +47,16 @@ def written(sheets: Sequence[Sheet], form: Format) -> str:
         records = [record for sheet in sheets for record in sheet.records]
         writer = csv.DictWriter(text, list(records[0]) if records else [], lineterminator="\n")
         writer.writeheader()
-        writer.writerows(records)
+        writer.writerows({key: _plain(value) for key, value in record.items()} for record in records)
         return text.getvalue()
     if form == "markdown":
         return "\n".join(map(_markdown, sheets))
-    return "\n".join([r"% \usepackage{booktabs}", *map(_latex, sheets)])
+    return "\n".join([r"% \usepackage{booktabs, graphicx}", *map(_latex, sheets)])
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as CSV shows it: as many digits as are measured."""
+    return round(value, 6) if isinstance(value, float) else value
 
 
 def _markdown(sheet: Sheet) -> str:
@@ -70,11 +75,12 @@ def _latex(sheet: Sheet) -> str:
         texts = (rf"\textbf{{{_escaped(cell.text)}}}" if cell.best else _escaped(cell.text) for cell in cells)
         return " & ".join(texts) + r" \\"
 
-    lines = [r"\begin{table}", r"\centering", rf"\caption{{{_escaped(sheet.title)}}}"]
+    lines = [r"\begin{table*}", r"\centering", rf"\caption{{{_escaped(sheet.title)}}}"]
+    lines += [r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%"]  # wide tables shrink, others stay
     lines += [rf"\begin{{tabular}}{{l{'r' * (len(sheet.head) - 1)}}}", r"\toprule"]
     lines += _latex_groups(sheet)
-    lines += [row(map(Figure, sheet.head)), r"\midrule", *map(row, sheet.rows), r"\bottomrule", r"\end{tabular}"]
-    return "\n".join([*lines, r"\end{table}", *(f"% {note}" for note in sheet.notes)]) + "\n"
+    lines += [row(map(Figure, sheet.head)), r"\midrule", *map(row, sheet.rows), r"\bottomrule", r"\end{tabular}}"]
+    return "\n".join([*lines, r"\end{table*}", *(f"% {note}" for note in sheet.notes)]) + "\n"
 
 
 def _latex_groups(sheet: Sheet) -> list[str]:

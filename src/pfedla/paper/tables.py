@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pfedla.paper.counting import Spread, count_first, spearman
+from pfedla.paper.counting import Spread, correlation, count_first
 from pfedla.paper.grid import ITEMS, METHODS, Column, Item, Wanted, columns_of, methods_of, rows_of
 from pfedla.paper.measured import (
     MISSING,
@@ -33,17 +33,31 @@ __all__ = ["table_of_methods"]
 PRINTED = {"table1": TABLE1, "table2": TABLE2}
 OURS = ("pFedLA", "HeurpFedLA")
 WITH_ADAM = tuple(f"{name}, Adam" for name in OURS)
-COLUMNS = ("ours %", "paper %", "difference", "ours, class prior %")
+COLUMNS = ("ours %", "paper %", "difference", "ours, after local training %", "ours, class prior %")
+NOT_RUN = "not run"  # unless it is asked for
+TRAINED = (
+    "After local training: what the clients' training of the last round left. Of Per-FedAvg that is a start to adapt "
+    "from, and no model to serve."
+)
+TOLD = (
+    "Class prior: the same models, told each client's class frequencies when they predict. What remains of a method's "
+    "lead there is more than knowing which classes a client has. A model that was trained on the client's samples "
+    "alone knows them already, and can lose by being told twice."
+)
 
 
 class _Both(NamedTuple):
     """A column on both sides: everything that is measured, and the paper's figures for the same methods."""
 
     column: Column
+    found: dict[str, list[Summary]]  # by method
     ours: dict[str, Entry]  # over the seeds that all of them have
     theirs: dict[str, Printed]
-    own: dict[str, dict[str, float]]  # method -> layer -> the clients' weights for themselves
-    retained: dict[str, str]  # method -> which layers stay at the clients
+
+    @property
+    def seeds(self) -> int:
+        """How many there are of the method that has most."""
+        return max(map(len, self.found.values()), default=0)
 
 
 def table_of_methods(item: Item, places: Places, wanted: Wanted) -> list[Sheet]:
@@ -52,74 +66,85 @@ def table_of_methods(item: Item, places: Places, wanted: Wanted) -> list[Sheet]:
     The best of a column are the best of all that is measured or printed, also where fewer methods are asked for; on our
     side, the best of the paper's methods, too, if a row with Adam is above them.
     """
-    printed = PRINTED[item.name]
-    by_dataset: dict[str, list[Column]] = {}
+    by_dataset: dict[str, list[_Both]] = {}
     for column in columns_of(item, wanted):
-        by_dataset.setdefault(column.place.dataset, []).append(column)
-    shown = {column: methods_of(item, column, wanted) for column in columns_of(item, wanted)}
-    sheets, seen, sides, uneven = [], [], list[_Both](), list[str]()
-    for dataset, columns in by_dataset.items():
-        head, groups = ["method"], list[Group]()
-        names = [m.name for m in METHODS if not wanted.algorithms or m.algorithm in wanted.algorithms]
-        lines: dict[str, list[Figure]] = {name: [Figure(name)] for name in names}
-        records: list[dict[str, Any]] = []
-        for column in columns:
-            found = summaries_of(places, column, rows_of(column, places.scale), wanted.seeds)
-            seen += [summary for summaries in found.values() for summary in summaries]
-            ours = {name: entry_of(summaries) for name, summaries in found.items()}
-            seeds = max((len(entry.values) for entry in ours.values()), default=0)
-            compared = {name: entry_of(summaries) for name, summaries in in_common(found).items()}
-            theirs = {name: row[column.place] for name, row in printed.items() if column.place in row}
-            own = {name: weights for name, cells in found.items() if (weights := _own_weights(cells))}
-            kept = {name: shares for name, cells in found.items() if (shares := by_share(retained_of(cells)))}
-            both = {name: theirs[name] for name in theirs if name in compared}
-            sides.append(_Both(column, compared, both, own, kept))
-            fewest = min((len(entry.values) for entry in compared.values()), default=0)
-            if fewest < seeds:
-                uneven.append(
-                    f"{_words(column)}: methods are compared over the seeds that all have, {fewest} of {seeds}."
-                )
-            groups.append(Group(heading(places, column, seeds), len(head), len(COLUMNS)))
-            head += COLUMNS
-            if mixed := [name for name, cells in found.items() if _makers(cells) > 1]:
-                uneven.append(
-                    f"{_words(column)}: seeds of {', '.join(mixed)} come from different commits or compiled loops."
-                )
-            told = {name: entry.told for name, entry in compared.items() if entry.told}
-            top, top_told = (bests(some) | bests(_without(some, WITH_ADAM)) for some in (compared, told))
-            top_paper = bests(theirs)
-            known = {method.name for method in shown[column]}
-            for name, line in lines.items():
-                entry, paper = ours.get(name), theirs.get(name)
-                apart = entry.mean - paper.mean if entry and paper else None
-                prior = entry.told.mean if entry and entry.told else None
-                line += [
-                    figure_of(entry, name in top, seeds) if entry else Figure(MISSING if name in known else "-"),
-                    figure_of(paper, name in top_paper) if paper else Figure("-"),
-                    Figure(f"{apart:+.2f}" if apart is not None else ""),
-                    Figure(f"{prior:.2f}", name in top_told) if prior is not None else Figure(""),
-                ]
-                if name in known:
-                    records.append(
-                        record_of(item, places, column, name)
-                        | {
-                            "seeds": len(entry.values) if entry else 0,
-                            "ours": entry.mean if entry else None,
-                            "ours_std": entry.std if entry else None,
-                            "ours_best": name in top,
-                            "paper": paper.mean if paper else None,
-                            "paper_std": paper.std if paper else None,
-                            "paper_best": name in top_paper,
-                            "difference": apart,
-                            "ours_class_prior": prior,
-                        }
-                    )
-        title = f"Table {item.name[-1]}, {dataset}, scale {places.scale}"
-        rows = tuple(tuple(line) for line in lines.values())
-        sheets.append(Sheet(title, tuple(head), rows, (), tuple(records), tuple(groups)))
-    notes = [*uneven, *_counts(item, sides), *_priors(sides), *_kept_for_oneself(sides)]
+        by_dataset.setdefault(column.place.dataset, []).append(_both(item, places, column, wanted))
+    sheets = [_sheet(item, places, wanted, sides) for sides in by_dataset.values()]
+    every = [side for sides in by_dataset.values() for side in sides]
+    notes = [*_uneven(every), *_counts(item, every), *_leads(every), *_kept_for_oneself(every)]
+    shown = {side.column: methods_of(item, side.column, wanted) for side in every}
+    seen = (summary for side in every for summaries in side.found.values() for summary in summaries)
     notes += [*missing(item, places, wanted, shown), measured_by(seen)]
     return with_notes(sheets, notes) if sheets else []
+
+
+def _both(item: Item, places: Places, column: Column, wanted: Wanted) -> _Both:
+    found = summaries_of(places, column, rows_of(column, places.scale), wanted.seeds)
+    ours = {name: entry_of(summaries) for name, summaries in in_common(found).items()}
+    printed = {name: row[column.place] for name, row in PRINTED[item.name].items() if column.place in row}
+    return _Both(column, found, ours, {name: printed[name] for name in printed if name in ours})
+
+
+def _sheet(item: Item, places: Places, wanted: Wanted, sides: Sequence[_Both]) -> Sheet:
+    """Return the table of a data set."""
+    head, groups, records = ["method"], list[Group](), list[dict[str, Any]]()
+    names = [method.name for method in METHODS if not wanted.algorithms or method.algorithm in wanted.algorithms]
+    lines = {name: [Figure(name)] for name in names}
+    for side in sides:
+        column = side.column
+        groups.append(Group(heading(places, column, side.seeds), len(head), len(COLUMNS)))
+        head += COLUMNS
+        trained = {name: entry.trained for name, entry in side.ours.items() if entry.trained}
+        told = {name: entry.told for name, entry in side.ours.items() if entry.told}
+        top, top_trained, top_told = (
+            bests(some) | bests(_without(some, WITH_ADAM)) for some in (side.ours, trained, told)
+        )
+        printed = {name: row[column.place] for name, row in PRINTED[item.name].items() if column.place in row}
+        top_paper = bests(printed)
+        shown = {method.name for method in methods_of(item, column, wanted)}
+        runnable = {method.name for method in rows_of(column, places.scale)}
+        for name, line in lines.items():
+            entry = entry_of(side.found[name]) if name in side.found else None
+            paper = printed.get(name)
+            absent = MISSING if name in shown else NOT_RUN if name in runnable else "-"
+            apart = entry.mean - paper.mean if entry and paper else None
+            line += [
+                figure_of(entry, name in top, side.seeds) if entry else Figure(absent),
+                figure_of(paper, name in top_paper) if paper else Figure("-"),
+                Figure(f"{apart:+.2f}" if apart is not None else ""),
+                _in_another_way(entry.trained if entry else None, name in top_trained),
+                _in_another_way(entry.told if entry else None, name in top_told),
+            ]
+            if name in shown:
+                ours = {
+                    "seeds": len(entry.values) if entry else 0,
+                    "ours": entry.mean if entry else None,
+                    "ours_std": entry.std if entry else None,
+                    "ours_best": name in top,
+                    "paper": paper.mean if paper else None,
+                    "paper_std": paper.std if paper else None,
+                    "paper_best": name in top_paper,
+                    "difference": apart,
+                    "ours_after_training": entry.trained.mean if entry and entry.trained else None,
+                    "ours_class_prior": entry.told.mean if entry and entry.told else None,
+                }
+                records.append(record_of(item, places, column, name) | ours)
+    title = f"Table {item.name[-1]}, {sides[0].column.place.dataset}, scale {places.scale}"
+    return Sheet(title, tuple(head), tuple(map(tuple, lines.values())), (), tuple(records), tuple(groups))
+
+
+def _in_another_way(entry: Entry | None, best: bool) -> Figure:
+    return Figure(f"{entry.mean:.2f}", best) if entry else Figure("")
+
+
+def _uneven(sides: Iterable[_Both]) -> Iterator[str]:
+    """Say where methods or seeds are not on equal terms."""
+    for side in sides:
+        fewest = min((len(entry.values) for entry in side.ours.values()), default=0)
+        if fewest < side.seeds:
+            yield f"{_words(side.column)}: methods are compared over the seeds that all have, {fewest} of {side.seeds}."
+        if mixed := [name for name, cells in side.found.items() if _makers(cells) > 1]:
+            yield f"{_words(side.column)}: seeds of {', '.join(mixed)} come from different commits or compiled loops."
 
 
 def _counts(item: Item, sides: Sequence[_Both]) -> list[str]:
@@ -160,16 +185,18 @@ def _counts(item: Item, sides: Sequence[_Both]) -> list[str]:
         )
         if both:
             line = f"With Adam in place of the literal step: first in {count_first(both, WITH_ADAM)[0]} of {len(both)}"
+            line += " columns that have both rows"
             near = count_first(several, WITH_ADAM)[1]
             line += f", and first or within one standard deviation in {near} of {len(several)}" if several else ""
             lines.append(f"{line}; a tie counts.")
-    for column, ours, theirs, *_ in sides:
-        names = list(theirs)
-        found = spearman([ours[name].mean for name in names], [theirs[name].mean for name in names])
-        if found is not None:
-            lines.append(
-                f"Rank correlation with the paper's order, {_words(column)}: {found:+.2f} over {len(names)} methods."
-            )
+    for side in sides:
+        names = list(side.theirs)
+        alike = correlation([side.ours[name].mean for name in names], [side.theirs[name].mean for name in names])
+        if alike:
+            said = f"Rank correlation with the paper's order, {_words(side.column)}: {alike}"
+            lines.append(f"{said} over {len(names)} methods.")
+    if any("(p = " in line for line in lines):
+        lines.append("p: the share of random orders of the methods whose correlation is as far from 0.")
     return lines
 
 
@@ -186,16 +213,19 @@ def _words(column: Column) -> str:
     return f"{column.place.dataset}, {column.place.clients} clients"
 
 
-def _priors(sides: Sequence[_Both]) -> list[str]:
-    """Say what the class prior is, and for each column what remains with it of a lead over the other methods."""
-    meaning = "Class prior: the same models, told each client's class frequencies when they predict. "
-    lines = [meaning + "What remains of a method's lead there is more than knowing which classes a client has."]
-    for column, ours, *_ in sides:
-        mine = {name: ours[name] for name in OURS if name in ours}
-        others = {name: entry for name, entry in ours.items() if not name.startswith(OURS)}
+def _leads(sides: Sequence[_Both]) -> list[str]:
+    """Say for each column what lead there is, and what remains of it after local training or with the class prior."""
+    lines = [TRAINED, TOLD]
+    for side in sides:
+        mine = {name: side.ours[name] for name in OURS if name in side.ours}
+        others = {name: entry for name, entry in side.ours.items() if not name.startswith(OURS)}
         if mine and others:
-            line = f"{_words(column)}: the better of {' and '.join(OURS)} is {_lead(mine, others)}"
+            line = f"{_words(side.column)}: the better of {' and '.join(OURS)} is {_lead(mine, others)}"
+            trained = [
+                {name: entry.trained for name, entry in some.items() if entry.trained} for some in (mine, others)
+            ]
             told = [{name: entry.told for name, entry in some.items() if entry.told} for some in (mine, others)]
+            line += f"; after local training, {_lead(*trained)}" if all(trained) else ""
             line += f"; with the class prior, {_lead(*told)}" if all(told) else ""
             lines.append(line + ".")
     return lines
@@ -222,10 +252,13 @@ def _own_weights(cells: Sequence[Summary]) -> dict[str, float]:
 def _kept_for_oneself(sides: Sequence[_Both]) -> list[str]:
     """Say for each column how much of its own model pFedLA leaves a client, and which layers HeurpFedLA does."""
     lines = []
-    for column, _, _, own, retained in sides:
+    for side in sides:
+        own = {name: weights for name, cells in side.found.items() if (weights := _own_weights(cells))}
         said = [f"{name}: {by_layer(weights)}" for name, weights in own.items() if name.startswith("pFedLA")]
         if said:
-            lines.append(f"Clients' weights for themselves, {_words(column)}. {'; '.join(said)}.")
-        if kept := [f"{name}: {shares}" for name, shares in retained.items()]:
-            lines.append(f"Retained (share of downloads), {_words(column)}. {'; '.join(kept)}.")
+            lines.append(f"Clients' weights for themselves, {_words(side.column)}. {'; '.join(said)}.")
+        kept = {name: shares for name, cells in side.found.items() if (shares := by_share(retained_of(cells)))}
+        if kept:
+            said = [f"{name}: {shares}" for name, shares in kept.items()]
+            lines.append(f"Retained (share of downloads), {_words(side.column)}. {'; '.join(said)}.")
     return lines
