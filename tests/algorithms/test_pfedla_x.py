@@ -13,8 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pfedla.algorithms import FedAvg, Local, PFedLAX
+from experiments.one_weight import OneWeight
+from pfedla.algorithms import FedAvg, Local, PFedLAX, PFedLAXPeers
 from pfedla.algorithms.pfedla_x import between, climbed, judged, risen, teachers, weights_of_others
+from pfedla.algorithms.pfedla_x_hyper import PFedLAXHyper
 from pfedla.client import Setting
 from pfedla.codec import Codec
 from pfedla.engine import FlatModel
@@ -262,6 +264,27 @@ def test_two_rounds_are_the_equations_one_after_another() -> None:
     )  # something was learned
 
 
+def test_who_trains_for_the_first_time_is_not_weighed_by_the_model_it_had_before() -> None:
+    """All others' models are of this round; its own is the first one, which says nothing of it."""
+    played = play(PFedLAX(), [[0, 1, 2]] * 3, 4, name="mlp")
+    run_round(played.setting.algorithm, played.server, played.fleet, [0, 1, 2, 3])
+    z = played.state.z
+    for i in range(3):
+        rest = [j for j in range(3) if j != i]
+        assert not torch.allclose(z[i][:, rest], torch.zeros(2, 2), atol=1e-3)
+        torch.testing.assert_close(z[i, :, 3], z[i][:, rest].mean(-1))
+
+
+def test_one_weight_for_all_layers_climbs_by_their_sum() -> None:
+    rounds = [[0, 1, 2, 3]] * 2  # in the first, all models are equal
+    layerwise, whole = (
+        play(method, rounds, 4, name="mlp").state.z for method in (PFedLAX(eta=0.01), OneWeight(eta=0.01))
+    )
+    others = everybody(torch.arange(4), 4).expand(-1, 2, -1)
+    torch.testing.assert_close(whole[others], layerwise.sum(1, keepdim=True).expand(-1, 2, -1)[others])
+    assert not torch.allclose(layerwise[:, 0], layerwise[:, 1], atol=1e-3)
+
+
 def test_service_is_judged_at_the_served_model_when_a_folds_rounds_are_over() -> None:
     made = setting(PFedLAX(hold=2, serve_steps=3), "mlp")
     played = play(made, [[0, 1, 2]] * 1)
@@ -291,6 +314,21 @@ def test_diagnostics_are_what_the_served_models_are_mixed_from() -> None:
     torch.testing.assert_close(alpha[torch.arange(3), :, torch.arange(3)], played.own["#serve"].sigmoid())
     for layer, name in enumerate(played.setting.spec.names):
         torch.testing.assert_close(served[name], alpha[:, layer] @ played.state.members.theta[name])
+
+
+def test_the_served_models_statistics_are_those_of_the_clients_training_samples() -> None:
+    played = play(PFedLAX(), [[0, 1, 2]] * 3)  # with a batch norm
+    made, served = played.setting, played.personalized()
+    sent = made.algorithm.download(played.state, torch.arange(3))
+    for i in range(3):
+        own = {key: rows[[i]] for key, rows in played.own.items()}
+        mixed = between(own["#serve"].sigmoid(), sent.rows([i]).layers, own, made.spec.names)
+        expected = task_of(made, [i], 3).normalized(mixed)
+        statistics = [key for key in expected if kind_of(key) == "stats"]
+        assert statistics
+        for key in statistics:
+            assert torch.equal(served[key][[i]], expected[key])
+            assert not torch.allclose(mixed[key], expected[key], atol=1e-3)
 
 
 # ---- folds
@@ -437,6 +475,15 @@ def test_as_many_samples_are_seen_as_without_folds_to_the_nearest_epoch(epochs: 
 
 
 # ---- settings, and what they are for
+
+
+def test_the_defaults_are_the_settings_that_were_measured() -> None:
+    assert PFedLAX() == PFedLAX(folds=5, hold=2, first=-2.0, eta_serve=1.0, serve_steps=5, eta=3.0)
+    assert PFedLAXPeers() == PFedLAXPeers(5, 2, -2.0, 1.0, 5, 3.0, peers=20, refresh=10)
+    rounds, given = [[0, 1, 2]] * 3, PFedLAXHyper(hyper_optimizer="adam", hyper_lr=3e-4, embedding=100, hidden=100)
+    same(*(play(method, rounds, name="mlp").state for method in (PFedLAXHyper(), given)))
+    given = PFedLAXHyper(hyper_optimizer="sgd", hyper_lr=1.0)
+    same(*(play(method, rounds, name="mlp").state for method in (PFedLAXHyper(hyper_optimizer="sgd"), given)))
 
 
 def test_shares_that_are_not_judged_stay_and_nothing_is_left_out() -> None:

@@ -76,6 +76,20 @@ def test_a_candidate_that_takes_anothers_place_does_not_inherit_its_logit() -> N
         assert ((state.z[i, :, 1 + column] - 1).abs() > 2).all()
 
 
+def test_who_never_took_part_mixes_those_that_did() -> None:
+    """Its first candidates were drawn before anybody had trained."""
+    played = play(PFedLAXPeers(peers=2, refresh=9), [[0, 1, 2]] * 3, 9, "mlp")
+    state, algorithm, late = played.state, played.setting.algorithm, torch.arange(3, 9)
+    sent, candidates = algorithm.download(state, late), algorithm.diagnostics(state)["candidates"]
+    assert {j for row in state.peers.candidates[3:, 1:].tolist() for j in row} > {0, 1, 2}
+    for row, i in enumerate(late.tolist()):
+        own, *others = candidates[i].tolist()
+        assert own == i
+        assert set(others) < {0, 1, 2}
+        for name in played.setting.spec.names:
+            torch.testing.assert_close(sent.layers[name][row], state.members.theta[name][others].mean(0))
+
+
 def test_candidates_are_chosen_again() -> None:
     first = play(PFedLAXPeers(peers=2, refresh=1), [], 7).state.peers.candidates
     later: Peers = play(PFedLAXPeers(peers=2, refresh=1), [list(range(7))] * 3, 7).state.peers
