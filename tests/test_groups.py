@@ -72,8 +72,21 @@ def test_what_has_no_weights_no_groups_or_does_not_go_together_is_refused(compar
     (tmp_path / "strange.json").write_text("[{}]")
     with pytest.raises(RunError, match=r"strange\.json is nothing that pfedla groups --json wrote: it holds no runs"):
         read_groups([tmp_path / "strange.json"])
+    with pytest.raises(RunError, match="nowhere does not exist"):
+        read_groups([tmp_path / "nowhere"])
     runs = read_groups([compared])
-    runs[1]["rounds"] = [1]
+    damages: list[dict[str, Any]] = [
+        {"shares": {}},
+        {"pair": [1.0]},
+        {"index": [[1.0]]},
+        {"chance": "much"},
+        {"even": {"own": None}},
+    ]
+    for damage in damages:
+        (tmp_path / "damaged.json").write_text(json.dumps([runs[0], runs[1] | damage]))
+        with pytest.raises(RunError, match=r"damaged\.json is nothing that .* wrote: its figures are damaged"):
+            read_groups([tmp_path / "damaged.json"])
+    runs[1]["layers"] = ["another", *runs[1]["layers"][1:]]
     (tmp_path / "mixed.json").write_text(json.dumps(runs))
     with pytest.raises(RunError, match="differ in their layers, rounds or groups"):
         read_groups([tmp_path / "mixed.json"])

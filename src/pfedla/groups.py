@@ -15,7 +15,7 @@ from pfedla.errors import RunError
 from pfedla.experiment import load
 from pfedla.record import RunRecord
 from pfedla.report.figures import prepare_picture
-from pfedla.report.groups import draw_groups, groups_table, measured
+from pfedla.report.groups import PARTS, draw_groups, groups_table, measured
 
 __all__ = ["groups", "read_groups", "told_apart"]
 
@@ -41,7 +41,7 @@ def groups(runs: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
 
 
 def read_groups(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """Return what is measured of all runs that these paths stand for, each with its label."""
+    """Return what is measured of all runs that these paths stand for, each with its label, method by method."""
     by_source: dict[Path, list[dict[str, Any]]] = {}
     for path, whole in ((path, path.absolute()) for path in paths):  # links keep their names
         if path.is_file():
@@ -51,6 +51,8 @@ def read_groups(paths: Sequence[Path]) -> list[dict[str, Any]]:
                 raise RunError(f"{path} has no weights by client, or its clients have no groups: see data.shift")
             by_source.setdefault(whole.parent, []).append(run)
         else:
+            if not path.exists():
+                raise RunError(f"{path} does not exist")
             folders = sorted(child for child in path.glob("*") if child.is_dir() and RunRecord(child).complete)
             measures = [run for run in map(_measure, folders) if run is not None]
             if not measures:
@@ -62,7 +64,9 @@ def read_groups(paths: Sequence[Path]) -> list[dict[str, Any]]:
         for run in found
     ]
     _check(runs)
-    return runs
+    methods = [run["label"].rpartition(", ")[2] for run in runs]  # labels of methods have no blanks
+    order = sorted(range(len(runs)), key=lambda place: methods.index(methods[place]))
+    return [runs[place] for place in order]  # a method's federations side by side
 
 
 def told_apart(paths: Sequence[Path]) -> list[str]:
@@ -100,9 +104,24 @@ def _read(path: Path) -> list[dict[str, Any]]:
         runs = json.loads(path.read_text())
         if not (isinstance(runs, list) and runs and all(isinstance(run, dict) and run.keys() >= KEYS for run in runs)):
             raise ValueError("it holds no runs")
+        if not all(map(_whole, runs)):
+            raise ValueError("its figures are damaged")
     except (OSError, ValueError) as error:
         raise RunError(f"{path} is nothing that pfedla groups --json wrote: {error}") from None
     return list(runs)
+
+
+def _whole(run: dict[str, Any]) -> bool:
+    """Say whether a run has a figure for every layer and round."""
+    try:
+        over_time = [*(run["shares"][part] for part in PARTS), run["index"]]
+        return (
+            np.array(over_time, float).shape == (len(over_time), len(run["rounds"]), len(run["layers"]))
+            and np.array([run["pair"], run["chance"]], float).shape == (2, len(run["layers"]))
+            and all(isinstance(run["even"][part], float) for part in PARTS)
+        )
+    except (ValueError, TypeError, KeyError):
+        return False
 
 
 def _check(runs: Sequence[dict[str, Any]]) -> None:

@@ -16,6 +16,9 @@ from matplotlib.patches import Rectangle
 
 from pfedla.report.groups import (
     _draw_course,
+    _draw_index,
+    _draw_shares,
+    _ratio,
     adjusted_rand_index,
     chance_of,
     draw_groups,
@@ -206,11 +209,15 @@ def test_the_table_has_means_over_runs() -> None:
     assert lines[0]["index"] == pytest.approx(np.mean(index))
     assert lines[0]["spread"] == pytest.approx(np.std(index, ddof=1))
     rows = [row.strip("| ").split(" | ") for row in groups_table(runs).splitlines()]
-    assert {len(row) for row in rows[:-1]} == {9}
+    assert {len(row) for row in rows[:-1]} == {10}
     assert rows[3][:4] == ["`pfedla`", "3", "fc", "0.500"]
-    assert rows[3][-2] == "1.00 ± 0.00"
-    assert rows[5][-2] == "1.00"
+    assert (rows[3][-3], rows[3][-1]) == ("1.00 ± 0.00", "3")
+    assert rows[5][-3] == "1.00"
+    above = sum(one["index"][-1][0] > one["chance"][0] for one in runs[:3])
+    assert (rows[2][-1], lines[0]["above"]) == (str(above), above)
     assert rows[-1][0] == "even weights"
+    other = {**run("third"), "even": {"own": 0.5, "group": 0.25, "rest": 0.25}}
+    assert "even weights" not in groups_table([*runs, other])  # which are they?
     assert [float(row[6]) for row in rows[2:-1]] == [pytest.approx(line["pair"], abs=0.051) for line in lines]
 
 
@@ -226,8 +233,57 @@ def test_the_picture_says_what_the_table_does(tmp_path: Path) -> None:
         assert f"{np.mean([one['index'][t][place] for one in runs]):.2f}".replace("-0.00", "0.00") in said
         assert {line["layer"], f"chance {line['chance']:.2f}", f"{line['pair']:.2f} x"} <= set(said)
     assert {"pfedla", "5", "10", "the client itself", "others of its group", "other groups"} <= set(said)
-    assert any("95 % of guesses" in words for words in said)
+    assert any("at most chance, which 95 % of guesses" in words for words in said)
     assert any("one of the group / one of another" in words for words in said)
+
+
+def test_ratios_have_as_many_digits_as_they_deserve() -> None:
+    said = {None: "-", 0.997: "1.00", 9.99: "9.99", 9.996: "10", 39.44: "39", 99.6: "100", 154.9: "150", 2852.9: "2900"}
+    assert {pair: _ratio(pair) for pair in said} == said
+
+
+def test_bars_of_the_picture_are_the_shares_of_weight_at_the_end() -> None:
+    runs = [run(), run(seed=3)]
+    axis = Figure().subplots()
+    _draw_shares(axis, runs)
+    bars = [bar for bar in axis.patches if isinstance(bar, Rectangle)]
+    widths = np.array([bar.get_width() for bar in bars]).reshape(3, 2)
+    starts = np.array([bar.get_x() for bar in bars]).reshape(3, 2)
+    expected = np.mean([[one["shares"][part][-1] for part in ("own", "group", "rest")] for one in runs], axis=0)
+    np.testing.assert_allclose(widths, expected)
+    np.testing.assert_allclose(starts, np.cumsum(expected, 0) - expected, atol=1e-12)
+    places = [bar.get_y() + bar.get_height() / 2 for bar in bars[:2]]
+    named = dict(zip(axis.get_yticks(), (text.get_text() for text in axis.get_yticklabels()), strict=True))
+    assert [named[place] for place in places] == ["conv", "fc"]
+    assert axis.yaxis_inverted()  # the first layer is on top
+    edges = [line.get_xdata()[0] for line in axis.lines]  # type: ignore[index]
+    assert edges == pytest.approx([1 / 12, 4 / 12])
+
+
+def test_cells_of_the_picture_are_what_is_found_above_chance_in_each_round() -> None:
+    runs = [run(), run(seed=3)]
+    axis = Figure().subplots()
+    _draw_index(axis, runs)
+    index = np.mean([one["index"] for one in runs], axis=0)  # (rounds, layers)
+    chance = np.mean([one["chance"] for one in runs], axis=0)
+    shown = np.asarray(axis.images[0].get_array())  # (layers, rounds)
+    assert axis.yaxis_inverted()
+    for layer, t in itertools.product((0, 1), (0, 1)):
+        assert shown[layer, t] == pytest.approx(index[t, layer] if index[t, layer] > chance[layer] else 0)
+    assert shown[1, 1] == 1
+    assert shown[0].tolist() == [0, 0]
+    assert [text.get_text() for text in axis.get_yticklabels()] == [f"chance {value:.2f}" for value in chance]
+
+
+def test_chance_is_that_of_the_clusters_found_at_the_end() -> None:
+    """With another number of groups, clusters of other sizes are found than at first."""
+    groups = np.repeat([0, 1, 2, 3], 3)
+    early, late = (
+        planted(strength, 1, np.repeat(which, 3)) for strength, which in ((9, [0, 0, 0, 1]), (9, [0, 1, 2, 3]))
+    )
+    found = measured(np.stack([early, late])[:, :, None], np.array([5, 10]), ["fc"], groups)
+    assert found["chance"] == [chance_of(spectral_clusters(late, 4), groups)]
+    assert found["chance"] != [chance_of(spectral_clusters(early, 4), groups)]
 
 
 def test_columns_of_the_picture_are_the_shares_of_weight_in_each_round() -> None:

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from pfedla.randomness import numpy_stream
 
 __all__ = [
+    "PARTS",
     "adjusted_rand_index",
     "chance_of",
     "draw_groups",
@@ -34,6 +35,7 @@ STEPS = 100
 ROUNDING = 1e-6  # of eigenvalues from -1 to 1, where weights are in single precision
 GUESSES = 1000  # by which chance is told
 TINY = 1e-9  # the least share of weight in a ratio
+ALL = 0.99  # of its weight: who keeps so much for itself gives others hardly any
 CELLS = 12  # of a picture's row that have room for numbers
 PARTS = {"own": "the client itself", "group": "others of its group", "rest": "other groups"}
 _INK, _FAINT = "#22303c", "#6b7a87"
@@ -173,6 +175,7 @@ def overall(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         for place, layer in enumerate(mine[0]["layers"]):
             last = {part: [run["shares"][part][-1][place] for run in mine] for part in PARTS}
             index = [run["index"][-1][place] for run in mine]
+            chance = [run["chance"][place] for run in mine]
             pairs = [run["pair"][place] for run in mine]
             lines.append(
                 {
@@ -183,7 +186,8 @@ def overall(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                     "pair": None if None in pairs else float(np.exp(np.mean(np.log(pairs)))),
                     "index": float(np.mean(index)),
                     "spread": float(np.std(index, ddof=1)) if len(index) > 1 else None,
-                    "chance": float(np.mean([run["chance"][place] for run in mine])),
+                    "chance": float(np.mean(chance)),
+                    "above": sum(found > most for found, most in zip(index, chance, strict=True)),
                 }
             )
     return lines
@@ -193,20 +197,22 @@ def groups_table(runs: Sequence[Mapping[str, Any]]) -> str:
     """Return the measures at the end of the runs as a Markdown table: a row per method and layer."""
     even = runs[0]["even"]
     heads = ["weights of", "runs", "layer", *(f"on {words}" for words in PARTS.values())]
-    heads += ["one of the group / one of another", "groups found (ARI)", "95 % of guesses at or below"]
+    heads += ["one of the group / one of another", "groups found (ARI)", "95 % of guesses at or below", "runs above"]
     rows = [heads, ["---"] * len(heads)]
     for line in overall(runs):
         index = f"{line['index']:.2f}" + (f" ± {line['spread']:.2f}" if line["spread"] is not None else "")
         cells = [f"`{line['label']}`", str(line["runs"]), line["layer"], *(f"{line[part]:.3f}" for part in PARTS)]
-        rows.append([*cells, _ratio(line["pair"]), index, f"{line['chance']:.2f}"])
+        rows.append([*cells, _ratio(line["pair"]), index, f"{line['chance']:.2f}", str(line["above"])])
     if all(run["even"] == even for run in runs):
-        rows.append(["even weights", "", "", *(f"{even[part]:.3f}" for part in PARTS), "1.00", "", ""])
+        rows.append(["even weights", "", "", *(f"{even[part]:.3f}" for part in PARTS), "1.00", "", "", ""])
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def _ratio(pair: float | None) -> str:
-    """Return a ratio as text, to the hundredth where it may be close to 1."""
-    return "-" if pair is None else f"{pair:.2f}" if pair < 9.995 else f"{pair:.1f}"
+    """Return a ratio as text: to the hundredth where it may be close to 1, large ones to two digits."""
+    if pair is None:
+        return "-"
+    return f"{pair:.2f}" if pair < 9.995 else f"{pair:.0f}" if pair < 99.5 else f"{float(f'{pair:.2g}'):.0f}"
 
 
 def draw_groups(path: Path, runs: Sequence[Mapping[str, Any]]) -> None:
@@ -244,11 +250,13 @@ def _draw_shares(axis: Axes, runs: Sequence[Mapping[str, Any]]) -> None:
     for edge in (even["own"], even["own"] + even["group"]):
         axis.axvline(edge, color=_INK, linewidth=0.9, linestyle=":")
     for place, line in enumerate(overall(runs)):
-        axis.text(1.01, place, f"{_ratio(line['pair'])} x", va="center", fontsize=8, color=_INK)
+        shade = _INK if line["own"] < ALL else _FAINT  # a ratio of what is hardly given
+        axis.text(1.01, place, f"{_ratio(line['pair'])} x", va="center", fontsize=8, color=shade)
     axis.set_yticks(places, layers)
     axis.set_ylim(len(layers) - 0.5, -0.5)
     axis.set_xlim(0, 1)
-    words = "share of weight at the end (dotted: even)\nx: one of the group / one of another"
+    words = "share of weight at the end (dotted: even)\nx: one of the group / one of another\n"
+    words += f"(pale: own weight of {ALL:g} and more)"
     axis.set_xlabel(words, fontsize=8, color=_FAINT)
     axis.spines[["top", "right"]].set_visible(False)
 
@@ -276,11 +284,14 @@ def _mark_rounds(axis: Axes, rounds: Sequence[int]) -> None:
 
 
 def _draw_index(axis: Axes, runs: Sequence[Mapping[str, Any]]) -> None:
-    """Draw a row for each layer, beside its bar, and a cell for each round: the darker, the better groups are found."""
+    """Draw a row for each layer, beside its bar, and a cell for each round: the darker, the better groups are found.
+
+    What is not above chance is white.
+    """
     rounds = runs[0]["rounds"]
     index = np.mean([run["index"] for run in runs], axis=0).T  # (L, rounds)
     chance = np.mean([run["chance"] for run in runs], axis=0)  # (L,)
-    axis.imshow(index, cmap="Blues", vmin=0, vmax=1.25, aspect="auto")
+    axis.imshow(np.where(index > chance[:, None], index, 0), cmap="Blues", vmin=0, vmax=1.25, aspect="auto")
     for (layer, place), value in np.ndenumerate(index) if len(rounds) <= CELLS else ():
         shade = "white" if value > 0.75 else _INK
         text = f"{value:.2f}".replace("-0.00", "0.00")
@@ -288,6 +299,6 @@ def _draw_index(axis: Axes, runs: Sequence[Mapping[str, Any]]) -> None:
     _mark_rounds(axis, rounds)
     axis.yaxis.tick_right()
     axis.set_yticks(np.arange(len(chance)), [f"chance {value:.2f}" for value in chance])
-    words = "round: groups found (ARI)\nat the end, 95 % of guesses do not exceed chance"
+    words = "round: groups found (ARI)\nwhite: at most chance, which 95 % of guesses\nat the end do not exceed"
     axis.set_xlabel(words, fontsize=8, color=_FAINT)
     axis.spines[:].set_visible(False)
