@@ -220,9 +220,8 @@ def draw_groups(path: Path, runs: Sequence[Mapping[str, Any]]) -> None:
     labels = list(dict.fromkeys(run["label"] for run in runs))
     tall = max(1.7, 0.24 * max(len(run["layers"]) for run in runs) + 0.8)
     figure = Figure(figsize=(10.0, tall * len(labels) + 0.7), dpi=160, layout="constrained")
-    figure.suptitle(
-        "Where clients differ: weights by hidden group, layer by layer", color=_INK, fontsize=11, weight="bold"
-    )
+    title = "Where clients differ: weights by hidden group, layer by layer"
+    figure.suptitle(title, color=_INK, fontsize=11, weight="bold", x=0.01, ha="left")
     axes = figure.subplots(len(labels), 3, squeeze=False, width_ratios=(1.0, 0.8, 1.1))
     for (left, middle, right), label in zip(axes, labels, strict=True):
         mine = [run for run in runs if run["label"] == label]
@@ -235,7 +234,8 @@ def draw_groups(path: Path, runs: Sequence[Mapping[str, Any]]) -> None:
         left.tick_params(axis="y", colors=_INK, labelsize=8.5)
     for axis in axes[:-1].flat:
         axis.set_xlabel("")  # said below the last
-    axes[0, 0].legend(fontsize=7.5, ncols=3, frameon=False, loc="lower left", bbox_to_anchor=(-0.02, 1.1))
+    handles, words = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, words, fontsize=8, ncols=3, frameon=False, loc="outside upper right")
     figure.savefig(path)
 
 
