@@ -398,7 +398,7 @@ def pareto(comparisons: tuple[Path, ...], against: str | None, within: float, ou
         raise ConfigError(f"--within must be 0 or more, not {within:g}")
     prepare_picture(out)
     runs = {str(path): _comparison(path) for path in comparisons}
-    found = {name: points(summaries) for name, summaries in runs.items()}
+    found = {name: points(summaries, name) for name, summaries in runs.items()}
     ups = {summaries[0].get("higher_is_better", True) for summaries in runs.values()}
     if len(ups) > 1:
         raise ConfigError("comparisons in which more is better cannot be held against those in which less is")

@@ -242,9 +242,13 @@ def read_comparison(path: Path) -> list[dict[str, Any]]:
     """Read the summaries that a comparison wrote, each with its label."""
     try:
         flat = json.loads(path.read_text())
-        if not flat or not all(isinstance(run["label"], str) and isinstance(run["seed"], int) for run in flat):
+        runs = flat if isinstance(flat, list) else []
+        named = (isinstance(run, dict) and isinstance(run.get("label"), str) for run in runs)
+        if not runs or not all(named) or not all(isinstance(run.get("seed"), int) for run in runs):
             raise ValueError("it holds no runs")
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except FileNotFoundError:
+        raise RunError(f"{path} does not exist") from None
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path} is no comparison that pfedla compare wrote: {error}") from error
     return list(flat)
 

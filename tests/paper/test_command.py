@@ -52,7 +52,7 @@ def test_nothing_measured_is_shown_as_missing(pfedla: Any) -> None:
     out = pfedla("paper", "table3", "--print", "--format", "csv", "--dataset", "emnist")[1]
     assert len(list(csv.DictReader(io.StringIO(out)))) == 4
     out = pfedla("paper", "table1", "table3", "--print", "--clients", "100")[1]
-    assert out.endswith("table3 has no such columns.\n")
+    assert out.endswith("table3 has no such columns: it has cifar10 with 10 clients, emnist with 10 clients.\n")
 
 
 def test_mistakes_end_in_one_line(pfedla: Any) -> None:
@@ -66,11 +66,12 @@ def test_mistakes_end_in_one_line(pfedla: Any) -> None:
         (("table3", "fig5", "-a", "local", "-a", "fedavg"), "table3 and fig5 have none of local, fedavg"),
         (("table1", "table3", "--format", "csv", "--print"), "name one of them at a time"),
         (("table3", "--print", "--clients", "100"), "table3 has no such columns"),
-        (("fig1", "--print", "--dataset", "emnist"), "fig1 has no such columns"),
+        (("fig1", "--print", "--dataset", "emnist"), "fig1 has no such columns: it has cifar10 with 6 clients."),
         (("fig5", "fig6", "--print", "--clients", "10"), "the figures' clients are fixed: --clients is for tables"),
         (("table1", "--print", "--overwrite"), "--print runs nothing: leave out --overwrite"),
         (("table1", "--print", "--jobs", "2"), "--print runs nothing: leave out --jobs"),
         (("table1", "--print", "--at", "20"), "--at is for rounds"),
+        (("table1", "--print", "--quiet"), "--print and --quiet together show nothing"),
         (("table1", "--workers", "-1"), "--workers -1 must be at least 0"),
         (("--cell", "no-column", "local", "0"), "unknown column"),
     ):
@@ -164,7 +165,7 @@ def test_a_table_and_a_figure_at_the_smallest_scale(pfedla: Any) -> None:
     assert not list(Path("runs/paper/smoke").glob("emnist*"))
     assert pfedla(*words, "--print", "--draw", "here")[1] == out
     assert Path("here/fig7.svg").exists()
-    assert pfedla(*words, "--print", "--format", "latex")[1].startswith("% \\usepackage{booktabs}\n")
+    assert pfedla(*words, "--print", "--format", "latex")[1].startswith("% \\usepackage{booktabs, graphicx}\n")
     held = json.loads(Path("results/paper/smoke/emnist-10-non-iid-1.json").read_text())
     assert {run["label"] for run in held} == {
         "local",

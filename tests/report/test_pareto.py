@@ -11,7 +11,7 @@ from matplotlib.image import imread
 from pfedla.codec import PRESETS
 from pfedla.comparison import read_comparison
 from pfedla.errors import ConfigError
-from pfedla.report.pareto import draw_pareto, everywhere, frontier, in_words, points
+from pfedla.report.pareto import apart, draw_pareto, everywhere, frontier, in_words, points
 
 
 def summary(label: str, accuracy: float | None, megabytes: float, seed: int = 0, **codec: str) -> dict[str, Any]:
@@ -154,17 +154,33 @@ def test_what_is_far_worse_stands_off_the_scale_with_its_figure(tmp_path: Path, 
         return re.findall(r"<text [^>]*>([^<]*)</text>", (tmp_path / "pareto.svg").read_text())
 
     words = said(1.0, runs)
-    assert {"off the scale", f"{100 * bad:.1f}", "d, 3 clients, 2 rounds, 2 seeds (pale: fewer)"} <= set(words)
-    assert all(
-        58 <= float(word) <= 66 for word in words if re.fullmatch(r"\d\d", word) and word not in ("10", "20", "50")
-    )
+    worse = 100 * bad - 64  # with the same seed
+    assert {"off the scale", f"{worse:.1f}", "d, 3 clients, 2 rounds, 2 seeds (pale: fewer)"} <= set(words)
+    ticks = [float(word.replace("\N{MINUS SIGN}", "-")) for word in words if re.fullmatch(r"\N{MINUS SIGN}\d", word)]
+    assert ticks
+    assert min(ticks) > -6
+    assert "accuracy: points above pfedla, seed by seed" in words
     for within, some in ((0.0, runs), (100.0, runs), (1.0, runs[:-1])):
         assert "off the scale" not in said(within, some)
 
 
 def test_runs_without_traffic_are_no_points() -> None:
-    with pytest.raises(ConfigError, match="none of these runs has both a result and traffic"):
+    with pytest.raises(ConfigError, match="none of the runs here has both a result and traffic"):
         points(RUNS[:1])
+    with pytest.raises(ConfigError, match="none of the runs of this has both"):
+        points(RUNS[:1], "this")
+
+
+def test_differences_are_taken_seed_by_seed() -> None:
+    runs = [summary("pfedla", accuracy, 100, seed=seed) for seed, accuracy in enumerate((0.50, 0.60, 0.70))]
+    runs += [summary("pfedla,codec=int8", accuracy, 25, seed=seed) for seed, accuracy in enumerate((0.49, 0.57))]
+    runs += [summary("pfedla,codec=int4", 0.9, 12, seed=3)]  # no seed in common
+    reference, point = apart(points(runs), "pfedla")
+    assert (reference.score, reference.spread, reference.megabytes) == (0, 0, points(runs)[0].megabytes)
+    assert (point.label, point.seeds) == ("pfedla,codec=int8", 2)
+    assert point.score == pytest.approx(-2)
+    assert point.spread == pytest.approx(2**0.5)
+    assert [seed for seed, _ in point.each] == [0, 1]
 
 
 @pytest.mark.parametrize("runs", [RUNS, RUNS[1:2], [{**run, "percent": False} for run in RUNS]])

@@ -122,6 +122,8 @@ def paper(
     check_methods(items or list(ITEMS.values()), wanted)
     if workers is not None and workers < 0:
         raise ConfigError(f"--workers {workers} must be at least 0")
+    if only_print and quiet:
+        raise ConfigError("--print and --quiet together show nothing")
     if only_print and (overwrite or jobs):
         raise ConfigError(f"--print runs nothing: leave out {'--overwrite' if overwrite else '--jobs'}")
     if at and "rounds" not in names:
@@ -129,11 +131,13 @@ def paper(
     if items and clients and all(item.name.startswith("fig") for item in items):
         raise ConfigError("the figures' clients are fixed: --clients is for tables")
     if items and not any(columns_of(item, wanted) for item in items):
-        raise ConfigError(f"{' and '.join(names)} {'has' if len(names) == 1 else 'have'} no such columns")
+        raise ConfigError(" ".join(map(_without_columns, items)))
     if form == "csv" and len(items) > 1:
         raise ConfigError("tables have different columns as CSV: name one of them at a time")
-    if only_print and results != RESULTS and not results.exists():
-        raise RunError(f"there are no results to print: {results} does not exist")
+    if only_print and not results.exists():
+        if results != RESULTS:
+            raise RunError(f"there are no results to print: {results} does not exist")
+        click.echo(f"{NOTE}there is no {results} in this folder: nothing is measured here", err=True)
     if not items:
         _list(places, wanted)
         return
@@ -173,8 +177,15 @@ def shown(items: Sequence[Item], places: Places, wanted: Wanted, form: Format) -
                 said = ["rounds compares methods: ask for two or more."]
             without.append(" ".join([*said, *missing(item, places, wanted, needed)]))
         else:
-            without.append(f"{item.name} has no such columns.")
+            without.append(_without_columns(item))
     return "\n".join(texts), without
+
+
+def _without_columns(item: Item) -> str:
+    """Say which columns a table or figure has, where none of them is asked for."""
+    columns = dict.fromkeys(column.place for column in item.columns)
+    said = [f"{SLUGS[dataset]} with {clients} clients" for dataset, clients in columns]
+    return f"{item.name} has no such columns: it has {', '.join(said)}."
 
 
 def _cell(column: str, spec: str, seed: int) -> Cell:

@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from pfedla.errors import ConfigError, unknown_name
 
-__all__ = ["Choice", "Point", "draw_pareto", "everywhere", "frontier", "in_words", "points"]
+__all__ = ["Choice", "Point", "apart", "draw_pareto", "everywhere", "frontier", "in_words", "points"]
 
 _INK, _FAINT = "#22303c", "#6b7a87"
 _COLOURS = ("#000000", "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999")  # Okabe and Ito
@@ -50,14 +50,17 @@ class Choice(NamedTuple):
     worst: float  # the headline's least difference from that of the reference
 
 
-def points(summaries: Sequence[dict[str, Any]]) -> list[Point]:
-    """Return the points of a comparison, in its order; methods that send no layer are left out."""
+def points(summaries: Sequence[dict[str, Any]], name: str = "") -> list[Point]:
+    """Return the points of a comparison, in its order; methods that send no layer are left out.
+
+    An error names the comparison, if it has a name.
+    """
     by_label: dict[str, list[dict[str, Any]]] = {}
     for summary in summaries:
         if summary["bytes_down"] + summary["bytes_up"] and summary[_headline(summary)] is not None:
             by_label.setdefault(summary["label"], []).append(summary)
     if not by_label:
-        raise ConfigError("none of these runs has both a result and traffic")
+        raise ConfigError(f"none of the runs {f'of {name}' if name else 'here'} has both a result and traffic")
     found = []
     for label, runs in by_label.items():
         sides = ("bytes_down", "bytes_up", "overhead_down", "overhead_up")
@@ -121,15 +124,31 @@ def _above(point: Point | None, reference: Point) -> float | None:
     return fmean(scores[seed] - score for seed, score in reference.each)
 
 
+def apart(found: Sequence[Point], against: str) -> list[Point]:
+    """Return points with their difference from `against` for a score, seed by seed; those that share no seed left out.
+
+    What a seed's clients have in common is gone from the spread, and points of different seeds can be compared.
+    """
+    reference = dict(next(point for point in found if point.label == against).each)
+    held = []
+    for point in found:
+        each = tuple((seed, score - reference[seed]) for seed, score in point.each if seed in reference)
+        scores = [score for _, score in each]
+        if scores:
+            spread = stdev(scores) if len(scores) > 1 else None
+            held.append(point._replace(score=fmean(scores), spread=spread, each=each))
+    return held
+
+
 def draw_pareto(
     path: Path, comparisons: Mapping[str, Sequence[dict[str, Any]]], against: str, within: float, chosen: str
 ) -> None:
-    """Draw the headline against megabytes: a colour per codec, a marker per method, the frontier as a line.
+    """Draw how far a headline is from that of `against`, by megabytes: a colour a codec, a marker a method.
 
-    Every comparison has a panel, in which `chosen` is circled; colours and markers mean the same in all of them. What
-    was run with fewer seeds than others is pale.
+    Every comparison has a panel, in which `chosen` is circled, and the frontier is a line; colours and markers mean the
+    same in all of them. Differences are taken seed by seed. What was run with fewer seeds than others is pale.
     """
-    found = {name: points(summaries) for name, summaries in comparisons.items()}
+    found = {name: apart(points(summaries), against) for name, summaries in comparisons.items()}
     every = [point for some in found.values() for point in some]
     codecs, methods = (list(dict.fromkeys(getattr(point, what) for point in every)) for what in ("codec", "method"))
     figure = Figure(figsize=(7.2, 5.2), dpi=300, layout="constrained")  # as wide as a page
@@ -174,6 +193,7 @@ def _panel(
     sign = 1 if up else -1
     edge = reference.score - within * sign
     axis.axhspan(*sorted((edge, reference.score)), color="#eef1f3", zorder=0)
+    axis.axhline(reference.score, color=_FAINT, linewidth=0.8, zorder=1)
     axis.axhline(edge, color=_FAINT, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
     shown = [point for point in found if sign * (reference.score - point.score) <= DEPTH * within or not within]
     line = [point for point in best if point in shown]
@@ -183,7 +203,7 @@ def _panel(
     looks = {
         point: (
             _MARKERS[methods.index(point.method) % len(_MARKERS)],
-            _style(codecs.index(point.codec)) | ({} if point in complete else {"alpha": 0.35}),
+            _style(codecs.index(point.codec)) | ({} if point in complete else {"alpha": 0.45}),
         )
         for point in found
     }
@@ -202,7 +222,8 @@ def _panel(
         _draw_beyond(axis, [(point, *looks[point]) for point in beyond], sign)
     axis.set_xlabel("MB in all, down and up, headers included", fontsize=8, color=_INK)
     name = first.get("headline", "accuracy")
-    axis.set_ylabel(f"{name} %" if percent else name, fontsize=8, color=_INK)
+    unit = "points " if percent else ""
+    axis.set_ylabel(f"{name}: {unit}above {against}, seed by seed", fontsize=8, color=_INK)
     axis.tick_params(labelsize=7.5, colors=_FAINT, which="both")
     axis.grid(color="#e6eaed", linewidth=0.7)
     axis.set_axisbelow(True)
@@ -231,7 +252,8 @@ def _draw_beyond(axis: Axes, points: Sequence[tuple[Point, str, dict[str, Any]]]
         taken[row] = across + 0.13
         place = last - (0.04 + 0.045 * row) * height * sign
         axis.plot(point.megabytes, place, marker, markersize=5.5, linestyle="none", zorder=4, **style)
-        axis.annotate(f"{point.score:.3g}", (point.megabytes, place), (5, 0), textcoords="offset points", va="center",
+        words = f"{point.score:.1f}" if abs(point.score) < 100 else f"{point.score:.0f}"
+        axis.annotate(words, (point.megabytes, place), (5, 0), textcoords="offset points", va="center",
                       fontsize=6.5, color=_INK, zorder=6)  # fmt: skip
     axis.set_yticks(ticks)
 
