@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from experiments import curvature, newcomers, over_rounds, per_fedavg, samples
+from experiments import curvature, left_out, newcomers, over_rounds, per_fedavg, samples
 from pfedla import PFedLA, Regression
 from pfedla.comparison import parse_variant
 from pfedla.config import Experiment, merge, read_tables
@@ -25,7 +25,7 @@ from pfedla.engine import FlatModel
 from pfedla.errors import ConfigError, DataError
 from pfedla.experiment import run_experiment
 from pfedla.layers import LayerSpec
-from pfedla.training import Samples, Task, Training
+from pfedla.training import Samples, Task, Training, score
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 
@@ -83,6 +83,41 @@ def test_curvature_prints_a_line_every_few_rounds(tmp_path: Path, capsys: pytest
     assert [line.split(" | ")[0] for line in lines[2:]] == ["| 1", "| 2"]
     with pytest.raises(SystemExit, match="must be per-fedavg"):
         curvature.main([str(config), "fedavg"])
+
+
+def test_left_out_scores_what_has_not_been_trained_on_for_two_rounds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "tiny.toml"
+    config.write_text(
+        "[data]\nclients = 2\nsamples_per_client = 30\n[model]\nname = 'mlp'\n[training]\nlocal_epochs = 1\n"
+    )
+    trained, judged = dict[tuple[int, int], list[float]](), list[tuple[int, int, list[float]]]()
+    fit = Task.fit
+
+    def marks(samples: Samples) -> list[float]:
+        return sorted(samples.take(slice(None), torch.empty(0))[0].flatten(1).sum(1).tolist())
+
+    def fitted(self: Task, *words: Any, **more: Any) -> Any:
+        for i, mine in zip(self.ids, self.samples, strict=True):
+            trained[self.t, i] = marks(mine)
+        return fit(self, *words, **more)
+
+    def scored(model: Any, layers: Any, samples: Any) -> Any:
+        judged.append((max(t for t, _ in trained), len(judged) // 6 % 2, marks(samples[0])))
+        return score(model, layers, samples)
+
+    monkeypatch.setattr(Task, "fit", fitted)
+    monkeypatch.setattr("experiments.left_out.score", scored)
+    left_out.main([str(config), "--rounds", "4", "--every", "2"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[0] for line in lines[2:]] == ["| 2", "| 4"]
+    assert {len(line.split(" | ")) for line in lines[2:]} == {7}
+    for t, client, fold in judged[::2]:  # then the test samples
+        assert 0 < len(fold) < 10
+        assert not {*fold} & {*trained[t, client], *trained[t - 1, client]}
+    with pytest.raises(SystemExit, match="must be a multiple of 2"):
+        left_out.main([str(config), "--every", "3"])
 
 
 def test_half_of_per_fedavgs_users_share_five_classes_and_the_others_hold_two_each() -> None:
