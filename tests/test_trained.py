@@ -23,6 +23,7 @@ from pfedla.data.files import load_inputs
 from pfedla.errors import ConfigError, DataError, RunError
 from pfedla.modelfile import Description, describe, save_model
 from pfedla.models import MLP, MODELS, seeded
+from pfedla.record import RunRecord
 from pfedla.trained import _columns, export, numbered, predict, standing
 
 NAMES = ("Hôpital Saint-Jean", "b", "Ärztehaus/3")
@@ -164,7 +165,6 @@ def test_a_clients_model_predicts_by_name(trained: Path, tmp_path: Path) -> None
     ("arrays", "message"),
     [
         ({"x": np.zeros((2, 4), np.float32)}, r"inputs must have the shape \(samples, 5\), not \(2, 4\)"),
-        ({"x": np.zeros((2, 5), np.uint8)}, "trained on numbers that are no bytes, and the inputs are uint8"),
         ({"x": np.zeros((2, 5)), "y": np.array([100, 7])}, "label 7 is none of the classes 100, 110"),
         ({"x": np.full((2, 5), np.nan)}, "finite numbers in x"),
         ({"X": np.zeros((2, 5))}, "an array 'x', found X"),
@@ -176,6 +176,13 @@ def test_inputs_that_a_model_does_not_know_are_refused(
 ) -> None:
     with pytest.raises(DataError, match=message):
         predict(trained, "site-1", *load_inputs(new(tmp_path / "new.npz", **arrays)))
+
+
+def test_models_of_images_of_bytes_take_no_others(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = RunRecord(trained).facts() | {"pixels": True}
+    monkeypatch.setattr(RunRecord, "facts", lambda _: facts)
+    with pytest.raises(DataError, match="was trained on images of type uint8, and the inputs are float32"):
+        predict(trained, "site-1", np.zeros((2, 5), np.float32), None)
 
 
 def test_labels_of_classes_with_names_are_their_numbers() -> None:

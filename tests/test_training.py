@@ -130,6 +130,12 @@ def test_images_of_bytes_are_scaled_and_others_are_not() -> None:
     x, _ = Samples(np.array([[3.0, 300.0]]), np.array([0])).take(slice(0, 1), LIKE)
     assert x.dtype == torch.float32
     assert x.tolist() == [[3.0, 300.0]]
+    for codes in (
+        np.array([[0, 1, 255]], np.uint8),
+        torch.tensor([[0, 1, 255]], dtype=torch.uint8),
+    ):  # no images
+        x, _ = Samples(codes, np.array([0])).take(slice(0, 1), LIKE)
+        assert (x.dtype, x.tolist()) == (torch.float32, [[0, 1, 255]])
     x, _ = Samples(torch.tensor([[3, 7]]), torch.tensor([0])).take(slice(0, 1), LIKE)
     assert x.dtype == torch.int64
 

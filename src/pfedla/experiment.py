@@ -175,7 +175,7 @@ def run(
     clients
         Each client's data, in a list or, by name, in a dictionary: `(x, y)`, of which `train_fraction` is trained on
         and the rest kept for the test, or `(x, y, x_test, y_test)`. Arrays or tensors; labels are whole numbers from
-        0. Inputs of type uint8 are taken for pixels and scaled to [-1, 1]; others are used as they are. Images are
+        0. Images of type uint8 are taken for pixels and scaled to [-1, 1]; all else is used as it is. Images are
         `(n, channels, height, width)`.
     rounds
         How many rounds to run.

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import nn
 
 from pfedla.errors import ConfigError, RunError
@@ -61,7 +61,7 @@ def save_model(path: Path, module: nn.Module, description: Description) -> None:
     """Write a module's state dict, with what rebuilds it in the header."""
     state = module.state_dict().items()  # copied, for parameters may be shared
     tensors = {key: tensor.detach().clone(memory_format=torch.contiguous_format) for key, tensor in state}
-    save_file(tensors, path, {KEY: json.dumps({"format": FORMAT, **description._asdict()})})
+    path.write_bytes(save(tensors, {KEY: json.dumps({"format": FORMAT, **description._asdict()})}))
 
 
 def describe(path: Path | str) -> Description:

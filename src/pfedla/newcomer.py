@@ -66,7 +66,7 @@ def join(
     name: str = "newcomer",
     rounds: int = 5,
     gradients: int = 10,
-    train_fraction: float = 0.7,
+    train_fraction: float | None = None,
     model: Callable[[], nn.Module] | nn.Module | None = None,
 ) -> Joined:
     """Let a client join the federation that a complete run has trained. The run's folder is not changed.
@@ -84,7 +84,7 @@ def join(
     gradients
         How many gradients choose the mixture that it starts from; each is a model down and a gradient up.
     train_fraction
-        The share of its samples to train on, if it brings no test data.
+        The share of its samples to train on, if it brings no test data; the run's, if none is given.
     model
         Makes the module of a run that was started from Python.
     """
@@ -94,7 +94,8 @@ def join(
     facts, experiment = record.facts(), Experiment.load(record.config)
     if not facts.get("data"):
         raise RunError(f"the clients of {record.path} are elsewhere: pfedla deploy add-site gives it one more")
-    data = _newcomer(client, name, facts, experiment, train_fraction).data[0]
+    share = experiment.data.train_fraction if train_fraction is None else train_fraction
+    data = _newcomer(client, name, facts, experiment, share).data[0]
     return join_with(path, data, name=name, rounds=rounds, gradients=gradients, model=model)
 
 
@@ -205,7 +206,8 @@ def _newcomer(
     if federation.outputs > facts["outputs"]:
         raise DataError(f"{name}: targets need {federation.outputs} outputs, and the models have {facts['outputs']}")
     if "pixels" in facts and federation.pixels != facts["pixels"]:
-        raise DataError(f"{name}: inputs are {'bytes' if federation.pixels else 'no bytes'}, unlike the federation's")
+        kind = "images of bytes" if federation.pixels else "no images of bytes"
+        raise DataError(f"{name}: inputs are {kind}, unlike the federation's")
     return federation
 
 

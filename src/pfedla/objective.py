@@ -137,9 +137,11 @@ class Classification(Objective):
         if targets.dim() != 1 or targets.is_floating_point():
             raise ModelError(f"labels must be whole numbers in one dimension, not {targets.dtype} {targets.dim()}-d")
         if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < outputs.shape[1]:
+            classes = 1 + int(targets.max())
             raise ModelError(
                 f"labels go from {int(targets.min())} to {int(targets.max())}, but the model has {outputs.shape[1]} "
-                "outputs: labels must number them from 0 (np.unique(labels, return_inverse=True) gives such numbers)"
+                f"outputs: its last layer needs {classes}. If labels do not number the classes from 0 without gaps, "
+                "np.unique(labels, return_inverse=True) gives such numbers"
             )
 
 

@@ -23,7 +23,7 @@ from pfedla.modelfile import Description, check_file, save_model
 from pfedla.objective import OBJECTIVES, Objective
 from pfedla.record import RunRecord
 from pfedla.report.clients import client_rows
-from pfedla.training import EVALUATION_BATCH, Samples
+from pfedla.training import EVALUATION_BATCH, Samples, are_pixels
 
 __all__ = ["FORMATS", "Predictions", "Standing", "export", "numbered", "predict", "standing"]
 
@@ -90,8 +90,8 @@ def predict(
     module, shape = result.model(client), tuple(facts["shape"])
     if tuple(x.shape[1:]) != shape:
         raise DataError(f"inputs must have the shape {('samples', *shape)}, not {tuple(x.shape)}".replace("'", ""))
-    if "pixels" in facts and (x.dtype == np.uint8) != facts["pixels"]:
-        wanted = "pixels of type uint8" if facts["pixels"] else "numbers that are no bytes"
+    if "pixels" in facts and are_pixels(x) != facts["pixels"]:
+        wanted = "images of type uint8" if facts["pixels"] else "no images of bytes"
         raise DataError(f"the model was trained on {wanted}, and the inputs are {x.dtype}: give what it knows")
     classes: list[str] = facts.get("classes", [])
     targets = None if y is None else numbered(y, classes)

@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from pfedla.layers import INSTANCE_NORMS, NORMS, STATS, Layers, kind_of
 from pfedla.randomness import seed_of, stream
 from pfedla.settings import Count, NonNegative, Positive, Range, Settings
 
-__all__ = ["Adjust", "Batches", "ClientData", "Samples", "Scores", "Task", "Training", "score"]
+__all__ = ["Adjust", "Batches", "ClientData", "Samples", "Scores", "Task", "Training", "are_pixels", "score"]
 
 EVALUATION_BATCH = 250
 
@@ -48,13 +48,15 @@ class Training(Settings):
 class Samples:
     """A client's inputs and targets, resident in memory and quick to take batches from.
 
-    Inputs of type uint8 are taken for pixels: they stay so in memory and are scaled to [-1, 1] batch by batch.
-    Other inputs, and targets, are used as they are, floating-point ones in single precision, whatever the model's.
+    Images of type uint8, of two dimensions and more, are taken for pixels: they stay so in memory and are scaled to
+    [-1, 1] batch by batch. Rows of bytes are numbers. Other inputs, and targets, are used as they are, floating-point
+    ones in single precision, whatever the model's.
     Four-dimensional inputs are kept channels-last.
     """
 
     def __init__(self, x: Tensor | np.ndarray, y: Tensor | np.ndarray) -> None:
         x, y = (part.float() if part.is_floating_point() else part for part in (_copied(x), _copied(y)))
+        x = x.float() if x.dtype == torch.uint8 and not are_pixels(x) else x
         self._image = x.dim() == 4
         self._x = x.permute(0, 2, 3, 1).contiguous() if self._image else x.contiguous()
         self._y = (y if y.is_floating_point() else y.to(torch.int64)).contiguous()
@@ -111,6 +113,11 @@ class Samples:
         elif x.is_floating_point():
             x = x.to(like.dtype)
         return (x.permute(0, 3, 1, 2) if self._image else x), y
+
+
+def are_pixels(x: Any) -> bool:
+    """Say whether inputs, an array or a tensor, are images of bytes: rows of bytes are codes, flags and the like."""
+    return x.dtype in (torch.uint8, np.dtype(np.uint8)) and x.ndim > 2
 
 
 def _copied(values: Tensor | np.ndarray) -> Tensor:

@@ -302,7 +302,7 @@ V = X[:, 0]
         ([(X, Y, X, Y - 1)], True, "client-0: label -1: labels are numbered from 0"),
         ([(X, Y), (X[:, :3], Y)], True, r"all clients' inputs must have one shape, not \(3,\) and \(4,\)"),
         ([(X, Y, X[:, :3], Y)], True, "inputs must have one shape"),
-        ([(X[:1], Y[:1])], True, "client-0: client 0 has 1 samples, at least 2 are needed"),
+        ([(X[:1], Y[:1])], True, "client-0: of the 2 samples that a client needs at least, there are 1"),
         ([(X, V[:-1])], False, "client-0: 20 inputs but 19 targets"),
         ([(X, V), (X, X)], False, r"all clients' targets must have one shape, not \(\) and \(4,\)"),
         ([(X, np.where(V > 0, V, np.nan))], False, "client-0: targets must be finite"),
@@ -321,15 +321,17 @@ def test_data_that_do_not_fit_are_refused(clients: Any, by_class: bool, message:
 def test_bytes_and_other_inputs_do_not_mix() -> None:
     """Bytes are scaled, others are not."""
     y = np.array([0, 1] * 5)
-    small, large = np.zeros((10, 3), np.float32), np.zeros((10, 3), np.uint8)
+    small, large = np.zeros((10, 3, 2, 2), np.float32), np.zeros((10, 3, 2, 2), np.uint8)
     some: list[list[Any]] = [
         [(large, y, small, y)],
         [(large, y), (small, y)],
         [(small, y, small, y), (small, y, large, y)],
     ]
     for clients in some:
-        with pytest.raises(DataError, match="inputs are bytes, which are scaled to"):
+        with pytest.raises(DataError, match="images of bytes are scaled to"):
             own_data(clients, [f"c{i}" for i in range(len(clients))], 0.7, 0)
+    rows = [(part.reshape(10, -1), y, small.reshape(10, -1), y) for part in (small, large)]  # codes and flags
+    assert not own_data(rows, ["c0", "c1"], 0.7, 0).pixels
 
 
 @pytest.mark.parametrize("change", [torch.Tensor.bfloat16, torch.Tensor.requires_grad_])

@@ -290,5 +290,5 @@ def test_a_client_column_of_another_length_is_refused() -> None:
 
 def test_an_owner_without_samples_is_named() -> None:
     owner = np.repeat([0, 2], 1500)
-    with pytest.raises(DataError, match="client 1 has 0 samples, at least 2 are needed"):
+    with pytest.raises(DataError, match="client 1: of the 2 samples that a client needs at least, there are 0"):
         partition(TEN, Column(), clients=3, samples_per_client=None, seed=0, owner=owner)

@@ -22,7 +22,7 @@ from pfedla.data.splits import Column, Groups, Split
 from pfedla.errors import ConfigError, DataError, known_name
 from pfedla.objective import Classification, Objective
 from pfedla.settings import Count, Positive, Range, Settings
-from pfedla.training import ClientData, Samples
+from pfedla.training import ClientData, Samples, are_pixels
 
 __all__ = ["FEW", "Client", "Clients", "Data", "Federation", "federate", "named", "own_data"]
 
@@ -97,7 +97,7 @@ class Federation(NamedTuple):
 
     @property
     def pixels(self) -> bool:
-        """Whether inputs are bytes, which are scaled to [-1, 1]."""
+        """Whether inputs are images of bytes, which are scaled to [-1, 1]."""
         return self.data[0].train.parts()[0].dtype == np.uint8
 
     def fingerprint(self) -> str:
@@ -224,10 +224,10 @@ def own_data(
     for what, shapes in (("inputs", inputs), ("targets", targets)):
         if len(shapes) > 1:
             raise DataError(f"all clients' {what} must have one shape, not {' and '.join(map(str, sorted(shapes)))}")
-    kinds = {_is_bytes(part): name for name, q in zip(names, quartets, strict=True) for part in (q[0], q[2])}
+    kinds = {are_pixels(part): name for name, q in zip(names, quartets, strict=True) for part in (q[0], q[2])}
     if len(kinds) > 1:
         raise DataError(
-            f"inputs are bytes, which are scaled to [-1, 1], for all or for none: those of {kinds[True]} are, "
+            f"images of bytes are scaled to [-1, 1], so inputs are such for all or for none: {kinds[True]}'s are, "
             f"and those of {kinds[False]} are not"
         )
     labels = [(np.asarray(q[1]), np.asarray(q[3])) for q in quartets]
@@ -257,10 +257,6 @@ def _viewable(part: Any) -> Any:
         return part
     part = part.detach().cpu()
     return part.float() if part.dtype is torch.bfloat16 else part
-
-
-def _is_bytes(x: Any) -> bool:
-    return x.dtype in (torch.uint8, np.dtype(np.uint8))
 
 
 def _validated(federation: Federation, share: float | None, seed: int) -> Federation:

@@ -342,10 +342,24 @@ def _archive(file: Path, keys: Sequence[str], needed: int = 2) -> dict[str, npt.
     except OversizedError as error:
         raise _wrong(file, error.expected, error.found) from None
     except (ValueError, struct.error, NotImplementedError, RuntimeError, MemoryError, OverflowError) as error:
-        objects = (
-            ", as text columns of pandas are; .astype(str) makes text of them" if "Object arrays" in str(error) else ""
-        )
-        raise _wrong(file, "an .npz archive of plain arrays", f"another thing ({error}{objects})") from None
+        found = f"another thing ({error})"
+        if "Object arrays" in str(error):
+            found = "objects, as text columns of pandas are; .astype(str) makes text of them"
+        elif "pickled data" in str(error):  # what numpy takes all else for
+            found = "no archive" + HOW
+        raise _wrong(file, "an .npz archive of plain arrays", found) from None
+
+
+def _labels_from(y: npt.NDArray[Any]) -> str:
+    """Return how labels come of what is none, for a message."""
+    if y.ndim > 1:
+        how = ".ravel()" if y.shape[1:] == (1,) else ".argmax(1)" if y.ndim == 2 else ""
+        return f"; y{how} makes one number of each row" if how else ""
+    if y.dtype.kind in "US":
+        return "; np.unique(y, return_inverse=True)[1] numbers them"
+    return (
+        "; y.astype(np.int64) if they are labels, else --set objective.name=regression" if y.dtype.kind in "fb" else ""
+    )
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -365,7 +379,7 @@ def _samples(
     if x.dtype.kind not in "uif" or x.ndim < 2:
         raise _wrong(file, f"{x_key} as numbers of shape (n, ...)", f"{x.dtype} {x.shape}")
     if labels and (y.dtype.kind not in "ui" or y.ndim != 1):
-        raise _wrong(file, f"{y_key} as integers of shape (n,)", f"{y.dtype} {y.shape}")
+        raise _wrong(file, f"{y_key} as integers of shape (n,)", f"{y.dtype} {y.shape}{_labels_from(y)}")
     if y.dtype.kind not in "uifb" or not y.ndim:
         raise _wrong(file, f"{y_key} as numbers of shape (n, ...)", f"{y.dtype} {y.shape}")
     if not len(x) or len(x) != len(y):

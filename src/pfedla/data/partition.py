@@ -114,7 +114,8 @@ def partition(
     if samples_per_client is None:
         plan, held = supply, supply.sum(axis=1)
         if held.min() < 2:
-            raise DataError(f"client {held.argmin()} has {held.min()} samples, at least 2 are needed")
+            who = f"client {held.argmin()}: " if len(held) > 1 else ""
+            raise DataError(f"{who}of the 2 samples that a client needs at least, there are {held.min()}")
     else:
         task_supply = supply if by_owner else supply[0]
         rng, unequal = (numpy_stream(seed, "partition", what) for what in ("plan", "sizes"))
