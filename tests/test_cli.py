@@ -193,6 +193,39 @@ def test_compare_resumes_and_keeps_what_is_done(pfedla: Any) -> None:
     assert "another configuration" in err
 
 
+def test_what_a_folder_holds_of_other_methods_stays_listed(pfedla: Any) -> None:
+    words = ["compare", *SMALL, "--out", "both"]
+    for method in ("local", "fedavg"):
+        assert pfedla(*words, "-a", method)[0] == 0
+
+    def listed() -> list[tuple[str, int]]:
+        return [(run["label"], run["seed"]) for run in json.loads(Path("both/comparison.json").read_text())]
+
+    assert listed() == [("fedavg", 0), ("local", 0)]
+    assert "local" in pfedla("table", "both")[1]
+    assert pfedla(*words, "-a", "local", "--seeds", "2")[0] == 0
+    assert listed() == [("local", 0), ("local", 1), ("fedavg", 0)]
+    shutil.rmtree("both/fedavg-seed0")
+    assert pfedla(*words, "-a", "local")[0] == 0
+    assert listed() == [("local", 0), ("local", 1)]
+    assert pfedla(*words, "-a", "fedavg", "--lr", "0.5")[0] == 0  # nothing to be held against
+    assert listed() == [("fedavg", 0)]
+    Path("both/comparison.json").write_text("{")
+    assert pfedla(*words, "-a", "local")[0] == 0
+    assert listed() == [("local", 0)]
+
+
+def test_a_method_that_fails_does_not_keep_others_from_being_run(pfedla: Any) -> None:
+    diverges = "pfedme,personal_lr=1e9"
+    code, out, err = pfedla("compare", "-a", diverges, "-a", "local", *SMALL, "--out", "both")
+    assert code == 1
+    assert f"error: not everything could be run. {diverges}, seed 0: training diverged at client" in err
+    assert "local" in out
+    assert [run["label"] for run in json.loads(Path("both/comparison.json").read_text())] == ["local"]
+    code, out, err = pfedla("compare", "-a", diverges, *SMALL, "--out", "none")
+    assert (code, out) == (1, "")
+
+
 def test_results_outlive_the_folders_of_their_runs(pfedla: Any) -> None:
     words = ["compare", *SMALL, "--results", "kept/all.json"]
     assert pfedla(*words, "-a", "local", "--out", "first")[0] == 0
@@ -624,7 +657,7 @@ def test_two_comparisons_write_one_file_in_turn(tmp_path: Path) -> None:
     def write(label: str) -> None:
         for seed in range(60):
             done = {label: [{"seed": seed}]}
-            comparison._write(tmp_path / "out", done, tmp_path / "results.json")
+            comparison._write(tmp_path / "out", done, [], tmp_path / "results.json")
 
     with ThreadPoolExecutor(2) as pool:
         for task in [pool.submit(write, label) for label in ("a", "b")]:

@@ -31,7 +31,7 @@ from pfedla.data.datasets import DATASETS, load_dataset
 from pfedla.data.splits import Groups
 from pfedla.demo import DEMO, DEMO_METHODS
 from pfedla.deploy import deploy
-from pfedla.errors import ConfigError, PfedlaError, unknown_name
+from pfedla.errors import ConfigError, PfedlaError, RunError, unknown_name
 from pfedla.experiment import experiment_of, federation_of, run_experiment
 from pfedla.experiment import resume as resume_run
 from pfedla.facts import ROUNDS
@@ -297,7 +297,12 @@ def _compare(
 ) -> None:
     console = Console(stderr=True, quiet=quiet)
     first = Experiment.from_tables({"schedule": settings.get("schedule", {})}).schedule.seed
-    variants = [parse_variant(text) for text in methods]
+    variants, failed = [parse_variant(text) for text in methods], list[str]()
+
+    def fail(run: str, error: RunError) -> None:
+        failed.append(f"{run}: {error}")
+        console.print(f"{run} failed: {error}", markup=False, highlight=False, soft_wrap=True)
+
     try:
         with redirect_stdout(sys.stderr), Live(console) as live:
 
@@ -315,6 +320,7 @@ def _compare(
                 results=results,
                 start=start,
                 finished=_draw,
+                fail=fail,
                 tell=lambda text: console.print(with_options(text), markup=False, highlight=False, soft_wrap=True),
             )
     except KeyboardInterrupt:
@@ -322,12 +328,14 @@ def _compare(
         raise
     if as_json:
         sys.stdout.write(json.dumps(listed(runs), indent=2) + "\n")
-    elif not quiet:
+    elif runs and not quiet:
         _say(comparison_table(runs))
         for label, summaries in runs:
             if guarantee := statement(summaries[0]):
                 _say(f"{label}: {guarantee}")
         _say(f"run directories: {out}")
+    if failed:
+        raise RunError(f"not everything could be run. {' '.join(failed)}")
 
 
 @cli.command()

@@ -72,6 +72,11 @@ def parse_variant(text: str) -> Variant:
     return Variant(label, {"algorithm": table, **parse_codec(codec)})
 
 
+def _raised(run: str, error: RunError) -> None:
+    """End the comparison, with the run's name."""
+    raise RunError(f"{run}: {error}") from error
+
+
 def compare(
     base: Tables,
     variants: Sequence[Variant],
@@ -83,11 +88,14 @@ def compare(
     results: Path | None = None,
     start: Callable[[str, int], Watch | None] = lambda *_: None,
     finished: Callable[[Path, Experiment, Result], None] = lambda *_: None,
+    fail: Callable[[str, RunError], None] = _raised,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Summaries:
     """Run every variant with every seed into `out/LABEL-seedK`, and keep `out/comparison.json` up to date.
 
     Complete runs with the same configuration are kept, unfinished ones resumed, and those of fewer rounds made longer.
+    The file lists complete runs of earlier comparisons in the same folder, too, if they differ in nothing but the
+    method and the seed.
 
     Parameters
     ----------
@@ -108,6 +116,8 @@ def compare(
         Called with a label and the number of rounds before each run; returns who watches it.
     finished
         Called with the folder, the configuration and the result after each run.
+    fail
+        Called with the label and seed, in words, of a run that failed, and why; unless it raises, the others go on.
     tell
         Called with sentences for the user.
     """
@@ -120,6 +130,7 @@ def compare(
     held = {} if results is None or overwrite else collected(results)
     if not overwrite:
         _check_standing(plan, held, out, results)
+    before = _listed_before(base, plan, out)
     for seed, experiments in plan.items():
         federation: Federation | None = None
         given: dict[str, str | None] = {}  # what runs were measured on, by where they are
@@ -132,7 +143,7 @@ def compare(
                     refuse_other_data(given, federation)
                 tell(f"{label}, seed {seed}, is in {results}: kept")
                 done[label].append(known)
-                _write(out, done, results)
+                _write(out, done, before, results)
                 continue
             path = out / f"{label}-seed{seed}"
             stands = "new" if overwrite else standing(path, experiment)
@@ -141,7 +152,7 @@ def compare(
                 refuse_other_data(given, federation)
                 tell(f"{path} is complete: kept (overwrite it to run it anew)")
                 done[label].append(figures_of(path))
-                _write(out, done, results)
+                _write(out, done, before, results)
                 continue
             if federation is None:
                 federation = federation_of(experiment)
@@ -158,11 +169,31 @@ def compare(
             if overwrite and results is not None:
                 forget(results, label, seed)  # else a run that is stopped would be taken for finished
             watch = start(f"{label} {seed}" if len(seeds) > 1 else label, experiment.schedule.rounds)
-            result = carry_out(path, experiment, stands, federation, watch=watch, overwrite=overwrite)
+            try:
+                result = carry_out(path, experiment, stands, federation, watch=watch, overwrite=overwrite)
+            except RunError as error:
+                fail(f"{label}, seed {seed}", error)
+                continue
             finished(path, experiment, result)
             done[label].append(figures_of(path))
-            _write(out, done, results)
-    return list(done.items())
+            _write(out, done, before, results)
+    return [(label, summaries) for label, summaries in done.items() if summaries]
+
+
+def _listed_before(base: Tables, plan: Mapping[int, Mapping[str, Experiment]], out: Path) -> list[dict[str, Any]]:
+    """Return what the folder's comparison lists of other methods and seeds, if all else is as it is now."""
+    try:
+        held = collected(out / COMPARISON)
+    except RunError:  # it is written anew
+        return []
+    found = []
+    for (label, seed), known in held.items():
+        if label in plan.get(seed, {}) or not RunRecord(out / f"{label}-seed{seed}").complete:
+            continue
+        now = Experiment.from_tables(merge(base, {"schedule": {"seed": seed}}))
+        if all(name.partition(".")[0] in ("algorithm", "codec") for name in changed(known, now)):
+            found.append(known)
+    return found
 
 
 def figures_of(path: Path) -> dict[str, Any]:
@@ -253,11 +284,13 @@ def read_comparison(path: Path) -> list[dict[str, Any]]:
     return list(flat)
 
 
-def _write(out: Path, done: dict[str, list[dict[str, Any]]], results: Path | None) -> None:
-    """Write what is done so far, method by method, and add it to the results."""
+def _write(
+    out: Path, done: dict[str, list[dict[str, Any]]], before: Sequence[dict[str, Any]], results: Path | None
+) -> None:
+    """Write what is done so far, method by method, and what was before; and add it to the results."""
     found = listed(list(done.items()))
     with _writing(out / COMPARISON):
-        write_text(out / COMPARISON, _lines(found))
+        write_text(out / COMPARISON, _lines(_in_order([*found, *before])))
     if results is not None:
         collect(results, found)
 
@@ -266,9 +299,7 @@ def collect(results: Path, found: Iterable[dict[str, Any]]) -> None:
     """Add final figures to a file of results, beside whatever other processes add."""
     with _writing(results):
         all_of_them = collected(results) | {(summary["label"], summary["seed"]): summary for summary in found}
-        labels = list(dict.fromkeys(label for label, _ in all_of_them))
-        ordered = sorted(all_of_them, key=lambda key: (labels.index(key[0]), key[1]))
-        write_text(results, _lines(all_of_them[key] for key in ordered))
+        write_text(results, _lines(_in_order(list(all_of_them.values()))))
 
 
 def forget(results: Path, label: str, seed: int) -> None:
@@ -309,6 +340,12 @@ def check_place(file: Path) -> None:
             pass
     except OSError as error:
         raise RunError(f"cannot write {file}: {error.strerror}") from None
+
+
+def _in_order(summaries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return runs method by method, as methods come first, and seed by seed."""
+    labels = list(dict.fromkeys(summary["label"] for summary in summaries))
+    return sorted(summaries, key=lambda summary: (labels.index(summary["label"]), summary["seed"]))
 
 
 def _lines(summaries: Iterable[dict[str, Any]]) -> str:

@@ -177,6 +177,13 @@ def test_small_numbers_are_written_as_people_would() -> None:
     assert "*0.0 " not in text
 
 
+def test_refused_uploads_are_told() -> None:
+    runs = [("calm", [summary(0.5, 1)] * 2), ("wild", [summary(0.6, 1) | {"refused_uploads": 3}] * 2)]
+    caption = str(comparison_table(runs).caption)
+    assert "Refused uploads: 6 of wild; many mean that training diverged" in caption
+    assert "Refused" not in str(comparison_table(runs[:1]).caption)
+
+
 def test_what_the_class_prior_explains_stands_beside_the_headline() -> None:
     controls = {"accuracy_class_prior": 0.625, "accuracy_known_classes": 0.5625}
     runs = [("shared", [summary(0.5, 1) | controls]), ("own", [summary(0.75, 1)])]

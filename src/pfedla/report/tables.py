@@ -225,9 +225,12 @@ def _caption(runs: Sequence[tuple[str, Sequence[Summary]]], seeds: int, by_sampl
     weighted = ", mean weighted by samples" if by_samples else ""
     most = max(summary.get("few_test_samples", 0) for _, summaries in runs for summary in summaries)
     few = f" {counted(most, 'client')} with fewer than 10 such samples." if most else ""
+    counts = {label: sum(summary.get("refused_uploads", 0) for summary in summaries) for label, summaries in runs}
+    of_whom = ", ".join(f"{number:,} of {label}" for label, number in counts.items() if number)
+    refused = f" Refused uploads: {of_whom}; many mean that training diverged (training.lr)." if of_whom else ""
     control = "the same with the client's class frequencies, " if CLASS_PRIOR in first else ""
     return (
         f"{of}{over}. {name[0].upper()}{name[1:]} on the clients' {first.get('scored_on', 'test')} samples after the "
         f"final round: of the personalized models (mean{weighted}, {control}spread over clients, worst client), and of "
-        f"the models after the clients' latest local training.{few}{best}"
+        f"the models after the clients' latest local training.{few}{refused}{best}"
     )
