@@ -193,6 +193,12 @@ def test_compare_resumes_and_keeps_what_is_done(pfedla: Any) -> None:
     assert "another configuration" in err
 
 
+def test_options_that_an_unset_variable_left_empty_are_refused(pfedla: Any) -> None:
+    for option in ("--folder", "--data-dir", "--model"):
+        code, _, err = pfedla("run", *SMALL, option, "")
+        assert (code, err) == (2, f"error: {option} is empty: leave it out, or say what it is to be\n")
+
+
 def test_what_a_folder_holds_of_other_methods_stays_listed(pfedla: Any) -> None:
     words = ["compare", *SMALL, "--out", "both"]
     for method in ("local", "fedavg"):
@@ -523,6 +529,15 @@ def test_data_show_prints_and_draws(pfedla: Any, split: str) -> None:
 
 def test_lists(pfedla: Any) -> None:
     assert "heurpfedla" in pfedla("algorithms")[1]
+    out = pfedla("algorithms", "HeurpFedLA")[1]
+    assert out.startswith("HeurpFedLA: ")
+    rows = [[part.strip() for part in line.split("  ") if part.strip()] for line in out.splitlines()]
+    assert ["retain", "a whole number at least 0", "1"] in rows
+    assert ["hyper_optimizer", "sgd or mean-sgd or adam", "adam"] in rows
+    assert ["hyper_lr", "a number above 0", "-"] in rows
+    assert "It has no settings." in pfedla("algorithms", "local")[1]
+    code, _, err = pfedla("algorithms", "pfedl")
+    assert (code, "did you mean 'pfedla'?" in err) == (2, True)
     assert "emnist-balanced" in pfedla("data", "list")[1]
     assert pfedla("--version")[1].startswith("pfedla, version ")
     assert "--test-samples-per-client" in pfedla("run", "--help")[1]

@@ -31,7 +31,7 @@ from pfedla.data.datasets import DATASETS, load_dataset
 from pfedla.data.splits import Groups
 from pfedla.demo import DEMO, DEMO_METHODS
 from pfedla.deploy import deploy
-from pfedla.errors import ConfigError, PfedlaError, RunError, unknown_name
+from pfedla.errors import ConfigError, PfedlaError, RunError, known_name, unknown_name
 from pfedla.experiment import experiment_of, federation_of, run_experiment
 from pfedla.experiment import resume as resume_run
 from pfedla.facts import ROUNDS
@@ -49,6 +49,7 @@ from pfedla.report.pareto import draw_pareto, everywhere, frontier, in_words, po
 from pfedla.report.tables import VALUES, comparison_table, overview
 from pfedla.report.weights import draw_result, draw_retained
 from pfedla.result import Result
+from pfedla.settings import described
 from pfedla.trackers import TRACKERS
 from pfedla.trained_commands import COMMANDS
 from pfedla.version import __version__
@@ -73,6 +74,8 @@ def _settings(*tables: tuple[tuple[str, str, type, str], ...]) -> Callable[[Comm
                 given.setdefault("machine", {})["track"] = list(track)
             for name, address, _, _ in options:
                 value = rest.pop(name.replace("-", "_"))
+                if value == "":
+                    raise ConfigError(f"--{name} is empty: leave it out, or say what it is to be")
                 if value is not None:
                     section, _, key = address.partition(".")
                     given.setdefault(section, {})[key] = value
@@ -436,8 +439,18 @@ def _comparison(path: Path) -> list[dict[str, Any]]:
 
 
 @cli.command()
-def algorithms() -> None:
-    """List the methods."""
+@click.argument("name", required=False)
+def algorithms(name: str | None) -> None:
+    """List the methods; or say what one of them is, and its settings, which --set algorithm.KEY=VALUE takes."""
+    if name is not None:
+        kind = ALGORITHMS[known_name("algorithm", name, ALGORITHMS)]
+        _say(inspect.getdoc(kind) or "")
+        settings = Table("setting", "what it may be", "default", box=None, header_style="bold")
+        for line in described(kind):
+            settings.add_row(*line)
+        _say("")
+        _say(settings if settings.row_count else "It has no settings.")
+        return
     table = Table("name", "what it does", box=None, header_style="bold")
     for name, kind in ALGORITHMS.items():
         table.add_row(name, (inspect.getdoc(kind) or "").partition("\n")[0].partition(": ")[2])

@@ -26,7 +26,19 @@ import numpy as np
 
 from pfedla.errors import ConfigError, unknown_name
 
-__all__ = ["RESOLVED", "Count", "NonNegative", "Positive", "Range", "Settings", "Share", "build", "name_of", "names_of"]
+__all__ = [
+    "RESOLVED",
+    "Count",
+    "NonNegative",
+    "Positive",
+    "Range",
+    "Settings",
+    "Share",
+    "build",
+    "described",
+    "name_of",
+    "names_of",
+]
 
 T = TypeVar("T", bound="Settings")
 RESOLVED = {"resolved": True}  # metadata of a field that a method fills in itself and configuration does not show
@@ -99,6 +111,36 @@ def build(kind: type[T], table: Mapping[str, Any]) -> T:
         return kind(**table)
     except TypeError as error:
         raise ConfigError(f"{kind.section}: {kind.__name__} cannot be made from a table: {error}") from None
+
+
+def described(kind: type[Settings]) -> list[tuple[str, str, str]]:
+    """Return the name of each setting, what it may be, and its default, in words."""
+    hints, fields = _hints(kind), {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+
+    def default(field: dataclasses.Field[Any]) -> str:
+        value = field.default_factory() if callable(field.default_factory) else field.default
+        if value is dataclasses.MISSING:
+            return "none: it must be set"
+        if value is None or value in ((), {}):
+            return "-"
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    return [(name, _in_words(hints[name]), default(fields[name])) for name in names_of(kind)]
+
+
+def _in_words(hint: Any) -> str:
+    """Return what a setting may be, in words."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        limits = [str(limit) for limit in arguments[1:] if isinstance(limit, Range)]
+        return " ".join([_in_words(arguments[0]), *limits])
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_in_words(argument) for argument in arguments if argument is not type(None))
+    if origin is Literal:
+        return " or ".join(map(str, arguments))
+    if origin is tuple:
+        return f"a list, each {_in_words(arguments[0])}"
+    return KINDS.get(origin or hint, "an object, from Python alone")
 
 
 @cache
