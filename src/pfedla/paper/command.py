@@ -128,7 +128,7 @@ def paper(
         raise ConfigError(f"--print runs nothing: leave out {'--overwrite' if overwrite else '--jobs'}")
     if at and "rounds" not in names:
         raise ConfigError("--at is for rounds: pfedla paper rounds --at 20")
-    if items and clients and all(item.name.startswith("fig") for item in items):
+    if items and clients and all(item.drawn for item in items):
         raise ConfigError("the figures' clients are fixed: --clients is for tables")
     if items and not any(columns_of(item, wanted) for item in items):
         raise ConfigError(" ".join(map(_without_columns, items)))
@@ -150,9 +150,7 @@ def paper(
         for sentence in without:
             click.echo(sentence, err=form != "markdown")
     if draw or not only_print:
-        drawings = [
-            drawing for item in items if item.name[:3] == "fig" for drawing in drawings_of(item, places, wanted)
-        ]
+        drawings = [drawing for item in items if item.drawn for drawing in drawings_of(item, places, wanted)]
         paths = save(drawings, draw or runs / scale / "figures") if drawings else []
         if paths and not quiet:
             said = f"drawn in {paths[0].parent}, as PNG and SVG: {', '.join(drawing.name for drawing in drawings)}"

@@ -53,6 +53,7 @@ SCALES: dict[Scale, str] = {
 }
 SLUGS = dict(zip(DATASETS, ("emnist", "fashion-mnist", "cifar10", "cifar100"), strict=True))
 TELLING = ("CIFAR10", "FashionMNIST", "EMNIST", "CIFAR100")  # the order in which columns are run
+FIGURE = "fig"  # how figures' names begin, and those of their own columns
 ROUNDS = {10: 600, 100: 2500}  # the paper's; its figures' are not printed: 600
 
 
@@ -80,6 +81,11 @@ class Column(NamedTuple):
     name: str
     place: Place
 
+    @property
+    def drawn(self) -> bool:
+        """Whether it is a figure's own."""
+        return self.name.startswith(FIGURE)
+
 
 class Cell(NamedTuple):
     """One run."""
@@ -95,6 +101,11 @@ class Item(NamedTuple):
     name: str
     title: str
     columns: tuple[Column, ...]
+
+    @property
+    def drawn(self) -> bool:
+        """Whether it is a figure."""
+        return self.name.startswith(FIGURE)
 
 
 class Wanted(NamedTuple):
@@ -215,12 +226,11 @@ def columns_of(item: Item, wanted: Wanted) -> tuple[Column, ...]:
     for n in wanted.clients:
         if n not in CLIENTS:
             raise ConfigError(f"the paper's tables have {' and '.join(map(str, CLIENTS))} clients, not {n}")
-    tables = not item.name.startswith("fig")
     return tuple(
         column
         for column in item.columns
         if (not wanted.datasets or SLUGS[column.place.dataset] in wanted.datasets)
-        and (not wanted.clients or not tables or column.place.clients in wanted.clients)
+        and (not wanted.clients or item.drawn or column.place.clients in wanted.clients)
     )
 
 

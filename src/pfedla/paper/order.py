@@ -68,9 +68,13 @@ def changes(curves: Mapping[str, Mapping[int, float]], before: int, after: int) 
 
 def _curve(cells: Sequence[Summary]) -> dict[int, float]:
     """Return the mean over seeds, of the rounds that all have."""
-    each = [dict(zip(*cell["curve"][:2], strict=True)) for cell in cells]
+    return {t: 100 * mean for t, mean in _means([dict(zip(*cell["curve"][:2], strict=True)) for cell in cells]).items()}
+
+
+def _means(each: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """Return means by round, of the rounds that all have."""
     common = sorted(set.intersection(*map(set, each)))
-    return {t: 100 * float(np.mean([curve[t] for curve in each])) for t in common}
+    return {t: float(np.mean([values[t] for values in each])) for t in common}
 
 
 def _sheet(
@@ -128,9 +132,9 @@ def _losses(cells: Sequence[Summary]) -> str:
     """Say when the test loss was lowest, and what it came to; nothing where it is not known."""
     if not cells or any("losses" not in cell for cell in cells):
         return ""
-    rounds, losses = cells[0]["curve"][0], np.mean([cell["losses"] for cell in cells], axis=0)
-    lowest = int(losses.argmin())
-    return f"{losses[lowest]:.2f} in round {rounds[lowest]}, {losses[-1]:.2f} in round {rounds[-1]}"
+    losses = _means([dict(zip(cell["curve"][0], cell["losses"], strict=True)) for cell in cells])
+    lowest, last = min(losses, key=lambda t: losses[t]), max(losses)
+    return f"{losses[lowest]:.2f} in round {lowest}, {losses[last]:.2f} in round {last}"
 
 
 def _compared(curves: Curves, before: int, after: int) -> str:

@@ -113,7 +113,7 @@ def in_common(found: Mapping[str, Sequence[Summary]]) -> dict[str, list[Summary]
 def _held(places: Places, column: Column) -> dict[tuple[str, int], Summary]:
     """Return what a column's file holds; in a figure's column, what `pfedla compare` added has nothing to draw."""
     held = collected(places.file(column.name))
-    return {key: known for key, known in held.items() if "curve" in known or not column.name.startswith("fig")}
+    return {key: known for key, known in held.items() if "curve" in known or not column.drawn}
 
 
 def _checked(places: Places, cell: Cell, known: Summary) -> Summary:
@@ -196,7 +196,7 @@ def run_cell(
             refuse_other_data(_given(places, cell), federation)
         carry_out(path, experiment, stands, federation, watch=watch, overwrite=overwrite)
     record = RunRecord(path)
-    kept = kept_of(record, over_time=cell.column.name.startswith("fig"))
+    kept = kept_of(record, over_time=cell.column.drawn)
     summary = {**figures_of(path), **kept, "label": cell.method.variant.label}
     collect(places.file(cell.column.name), [summary])
     return summary
