@@ -980,7 +980,8 @@ def test_what_the_page_says_of_figure_1() -> None:
     warm = {row["label"]: row for row in rows("fig1-temperature")}
     layers, models = (warm[f"similarity-{part},temperature=0.1"] for part in ("layer", "model"))
     says("docs/reproduction.md", f"and {100 * (layers['curve'][2][-1] - models['curve'][2][-1]):.1f} for client 0.")
-    says("docs/reproduction.md", f"Client 0 gains, {second[0]:.2f} against {100 * warm['local']['curve'][2][-1]:.2f} alone")
+    alone = 100 * warm["local"]["curve"][2][-1]
+    says("docs/reproduction.md", f"Client 0 gains, {second[0]:.2f} against {alone:.2f} alone")
     first_client = {layer: layers["alpha"][0][place] for place, layer in enumerate(layers["layers"])}
     assert first_client["fc1"][:2] == pytest.approx([0.5, 0.5], abs=0.01)
     assert all(weight == pytest.approx(1 / 6, abs=0.005) for name in ("bn1", "bn2") for weight in first_client[name])
