@@ -598,6 +598,9 @@ def test_what_the_page_says_of_weights_by_layer() -> None:
     says(page, "it is {} and {} below pFedLA-X on CIFAR-10;".format(*apart(cifar, slow, "pfedla-x", -1)))
     says(page, "is {} and {} above,".format(*apart(cifar, fast, "pfedla-x", 1)))
     says(page, "above, {} and {} below the sum.".format(*apart(cifar, fast, ONE_WEIGHT, -1)))
+    skewed = [f"x-validation-cifar10-non-iid-{split}" for split in (1, 2)]
+    (over,), (under,) = apart(skewed[:1], ONE_WEIGHT, "pfedla-x", 1), apart(skewed[1:], ONE_WEIGHT, "pfedla-x", -1)
+    says(page, f"one weight is {over} points above pFedLA-X on non-IID_1 and {under} below on non-IID_2")
     half = "fedrep,body_epochs=5"
     (ahead,) = apart(cifar[:1], half, "pfedla-x", 1)
     says(page, f"above FedRep with one epoch, {ahead} below it with half,")
