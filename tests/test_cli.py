@@ -288,7 +288,7 @@ def test_pareto_draws_a_comparison_and_names_the_least_traffic(pfedla: Any) -> N
         code, _, err = pfedla("pareto", "some", "--within", within)
         assert (code, "--within" in err) == (2, True)
     code, _, err = pfedla("pareto", "some/local-seed0")
-    assert (code, "is no comparison" in err) == (1, True)
+    assert (code, "does not exist" in err) == (1, True)
 
 
 def test_table_reads_what_compare_wrote(pfedla: Any) -> None:
