@@ -47,12 +47,17 @@ TOLD = (
 
 
 class _Both(NamedTuple):
-    """A column on both sides: everything that is measured, and the paper's figures for the same methods."""
+    """A column on both sides: everything that is measured, and the paper's figures."""
 
     column: Column
     found: dict[str, list[Summary]]  # by method
     ours: dict[str, Entry]  # over the seeds that all of them have
-    theirs: dict[str, Printed]
+    printed: dict[str, Printed]  # all that the paper has
+
+    @property
+    def theirs(self) -> dict[str, Printed]:
+        """The paper's figures of the methods that are compared."""
+        return {name: self.printed[name] for name in self.printed if name in self.ours}
 
     @property
     def seeds(self) -> int:
@@ -82,7 +87,7 @@ def _both(item: Item, places: Places, column: Column, wanted: Wanted) -> _Both:
     found = summaries_of(places, column, rows_of(column, places.scale), wanted.seeds)
     ours = {name: entry_of(summaries) for name, summaries in in_common(found).items()}
     printed = {name: row[column.place] for name, row in PRINTED[item.name].items() if column.place in row}
-    return _Both(column, found, ours, {name: printed[name] for name in printed if name in ours})
+    return _Both(column, found, ours, printed)
 
 
 def _sheet(item: Item, places: Places, wanted: Wanted, sides: Sequence[_Both]) -> Sheet:
@@ -99,13 +104,12 @@ def _sheet(item: Item, places: Places, wanted: Wanted, sides: Sequence[_Both]) -
         top, top_trained, top_told = (
             bests(some) | bests(_without(some, WITH_ADAM)) for some in (side.ours, trained, told)
         )
-        printed = {name: row[column.place] for name, row in PRINTED[item.name].items() if column.place in row}
-        top_paper = bests(printed)
+        top_paper = bests(side.printed)
         shown = {method.name for method in methods_of(item, column, wanted)}
         runnable = {method.name for method in rows_of(column, places.scale)}
         for name, line in lines.items():
             entry = entry_of(side.found[name]) if name in side.found else None
-            paper = printed.get(name)
+            paper = side.printed.get(name)
             absent = MISSING if name in shown else NOT_RUN if name in runnable else "-"
             apart = entry.mean - paper.mean if entry and paper else None
             line += [
