@@ -21,7 +21,7 @@ from pfedla.config import (
     read_tables,
 )
 from pfedla.data.federation import Data
-from pfedla.data.splits import SPLITS, Classes, NonIID2
+from pfedla.data.splits import SPLITS, Classes, NonIID1, NonIID2, Split
 from pfedla.errors import ConfigError
 from pfedla.models import Model
 from pfedla.objective import OBJECTIVES, Classification, Objective, PerPosition, Regression
@@ -40,11 +40,16 @@ def test_every_configuration_survives_toml(algorithm: str, split: str, tmp_path:
     assert Experiment.from_tables(one.tables()) == one
 
 
-def test_settings_that_are_not_defaults_survive_toml(tmp_path: Path) -> None:
+OWN = Data(folder='a "quoted"\\folder', train_fraction=0.5, validation=0.25)
+DEALT = Data("mnist", clients=2, samples_per_client=50, test_samples_per_client=9, validation=0.25, shift="labels")
+
+
+@pytest.mark.parametrize(("data", "split"), [(OWN, NonIID1()), (DEALT, Classes(((0, 1), (2, 3))))])
+def test_settings_that_are_not_defaults_survive_toml(data: Data, split: Split, tmp_path: Path) -> None:
     one = Experiment(
         HeurPFedLA(retain=2, hyper_lr=3e-4, hyper_optimizer="sgd"),
-        Data(clients=2, folder='a "quoted"\\folder', train_fraction=0.5, validation=0.25),
-        Classes(((0, 1), (2, 3))),
+        data,
+        split,
         Model("mlp", {"all": "fc*"}),
         Regression(),
         Training(lr=1e-7, momentum=0.9),
@@ -56,6 +61,13 @@ def test_settings_that_are_not_defaults_survive_toml(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text(one.toml())
     assert Experiment.load(path) == one
+
+
+@pytest.mark.parametrize("tables", [{"data": {"folder": "clinics"}}, {"model": {"name": "python"}}])
+def test_of_clients_own_data_no_data_set_and_split_are_told(tables: Tables) -> None:
+    told = Experiment.from_tables(merge(tables, {"split": {"name": "iid"}, "data": {"validation": 0.2}})).tables()
+    assert "split" not in told
+    assert told["data"] == tables.get("data", {}) | {"train_fraction": 0.7, "validation": 0.2}
 
 
 def test_a_configuration_is_complete() -> None:

@@ -282,7 +282,7 @@ def parts(tmp_path: Path) -> Path:
         ("rounds = 4", "rounds = 2", r"schedule\.rounds is 2 and was 4"),
         ("retain = 0", "retain = 1", r"algorithm\.retain is 1 and was 0"),
         ("train_fraction = 0.7", "train_fraction = 0.6", r"data\.train_fraction is 0\.6 and was 0\.7"),
-        ('name = "non-iid-1"', 'name = "iid"', r"split\.name is iid and was non-iid-1"),
+        ("train_fraction = 0.7", "train_fraction = 0.7\nvalidation = 0.5", r"data\.validation is 0\.5 and was not set"),
         ("[codec]\n", '[codec]\nup = "int8"\n', r"codec\.up is int8 and was not set"),
     ],
 )
@@ -305,6 +305,21 @@ def test_a_run_of_before_there_were_codecs_is_resumed(parts: Path) -> None:
     config = (parts / "config.toml").read_text()
     (parts / "config.toml").write_text(config.replace("[codec]\n", ""))
     assert resume(parts).summary["settings"]["codec"] == {}
+
+
+def test_a_run_on_own_data_that_tells_of_a_data_set_is_made_longer_twice(tmp_path: Path) -> None:
+    """Earlier versions recorded a data set and a split that were not used."""
+    settings = merge(tables(images(tmp_path)), {"machine": {"checkpoints": True}})
+    out = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as before:
+        before.setattr(Experiment, "own_data", property(lambda _: False))
+        run_experiment(Experiment.from_tables(settings), out)
+    told = json.loads((out / "run.json").read_text())["settings"]
+    assert (told["data"]["dataset"], told["split"]) == ("fashion-mnist-10k", {"name": "non-iid-1"})
+    assert resume(out, rounds=6).summary["rounds"] == 6
+    longer = resume(out, rounds=7)
+    assert "split" not in longer.summary["settings"]
+    same_result(longer, run_experiment(Experiment.from_tables(merge(settings, {"schedule": {"rounds": 7}}))))
 
 
 @pytest.mark.parametrize("content", ["", "\0" * 50, "[schedule"])

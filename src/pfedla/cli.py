@@ -28,6 +28,7 @@ from pfedla.comparison import COMPARISON, listed, parse_variant, read_comparison
 from pfedla.comparison import compare as compare_variants
 from pfedla.config import Experiment, Tables, algorithm_name, merge, parse_assignments, parse_codec, read_tables
 from pfedla.data.datasets import DATASETS, load_dataset
+from pfedla.data.federation import OWN_DATA
 from pfedla.data.splits import Groups
 from pfedla.demo import DEMO, DEMO_METHODS
 from pfedla.deploy import deploy
@@ -108,7 +109,7 @@ def _refuse_idle(settings: Tables, changes: Tables) -> None:
     data = settings.get("data")
     if not isinstance(data, dict) or not data.get("folder"):
         return
-    idle = [f"data.{key}" for key in changes.get("data", {}) if key not in ("folder", "train_fraction", "validation")]
+    idle = [f"data.{key}" for key in changes.get("data", {}) if key not in OWN_DATA]
     idle += [f"split.{key}" for key in changes.get("split", {})]
     if idle:
         raise ConfigError(

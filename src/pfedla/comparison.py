@@ -15,6 +15,7 @@ from pfedla.config import Experiment, Tables, merge, parse_codec, parse_value
 from pfedla.data.federation import Federation
 from pfedla.errors import ConfigError, ModelError, PfedlaError, RunError
 from pfedla.experiment import federation_of, prepare, resume, run_experiment
+from pfedla.facts import flat
 from pfedla.record import RunRecord, locked, write_text
 from pfedla.result import Result
 from pfedla.rounds import Watch
@@ -360,12 +361,8 @@ def changed(known: dict[str, Any], experiment: Experiment) -> list[str]:
     except (ConfigError, KeyError, TypeError, AttributeError):
         return ["settings"]
     now = experiment.decisive()
-    return [
-        f"{section}.{key}"
-        for section in now
-        for key in sorted(before[section].keys() | now[section])
-        if before[section].get(key) != now[section].get(key)
-    ]
+    old, new = flat(before), flat(now)
+    return [key for key in sorted(old.keys() | new) if old.get(key) != new.get(key)]
 
 
 def measured_otherwise(results: Path | None, known: dict[str, Any], differing: Sequence[str]) -> str:

@@ -21,10 +21,10 @@ import tomli_w
 from pfedla.algorithm import Algorithm
 from pfedla.algorithms import ALGORITHMS, PFedLA
 from pfedla.codec import PRESETS, Codec
-from pfedla.data.federation import Data
+from pfedla.data.federation import OWN_DATA, Data
 from pfedla.data.splits import SPLITS, NonIID1, Split
 from pfedla.errors import ConfigError, known_name, unknown_name
-from pfedla.models import Model, import_object
+from pfedla.models import PYTHON, Model, import_object
 from pfedla.objective import OBJECTIVES, Classification, Objective
 from pfedla.privacy import Privacy
 from pfedla.rounds import Schedule
@@ -132,8 +132,16 @@ class Experiment:
         """Read a TOML file, with `changes` laid over it."""
         return cls.from_tables(merge(read_tables(Path(path)), changes or {}))
 
+    @property
+    def own_data(self) -> bool:
+        """Whether clients bring their own data: no data set is split over them."""
+        return bool(self.data.folder) or self.model.name == PYTHON
+
     def tables(self) -> Tables:
-        """Return every setting that has a value, defaults included, as nested tables that `from_tables` takes."""
+        """Return every setting that has a value, defaults included, as nested tables that `from_tables` takes.
+
+        Where clients bring their own data, nothing is said of a data set and its split.
+        """
         tables: Tables = {}
         for part in dataclasses.fields(self):
             value: Settings = getattr(self, part.name)
@@ -142,6 +150,9 @@ class Experiment:
         tables["algorithm"] = {"name": algorithm_name(self.algorithm), **tables["algorithm"]}
         tables["split"] = {"name": name_of(self.split, SPLITS), **tables["split"]}
         tables["objective"] = {"name": self.objective.name, **tables["objective"]}
+        if self.own_data:
+            del tables["split"]
+            tables["data"] = {name: setting for name, setting in tables["data"].items() if name in OWN_DATA}
         return tables
 
     def decisive(self) -> Tables:

@@ -237,7 +237,7 @@ def run(
         raise ConfigError(f"objective must be one such as pfedla.Regression(), not {objective!r}")
     asked, trackers = asked_for(track)
     known_clients = named(clients)
-    data = Data(clients=max(1, len(known_clients)), train_fraction=train_fraction, validation=validation)
+    data = Data(train_fraction=train_fraction, validation=validation)
     given, names = list(known_clients.values()), list(known_clients)
     federation = own_data(given, names, train_fraction, seed, objective, validation=validation)
     experiment = Experiment(

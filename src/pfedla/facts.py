@@ -12,7 +12,7 @@ import numpy as np
 
 from pfedla.config import Experiment
 from pfedla.data.federation import Federation
-from pfedla.errors import RunError
+from pfedla.errors import ConfigError, RunError
 from pfedla.layers import Groups
 from pfedla.models import PYTHON, model_name
 from pfedla.record import RunRecord
@@ -36,9 +36,9 @@ def flat(tables: Any) -> dict[str, Any]:
     return {f"{section}.{key}": value for section, table in found.items() for key, value in table.items()}
 
 
-def _fingerprint(experiment: Experiment, data: str) -> str:
+def _fingerprint(settings: Any, data: str) -> str:
     """Return a checksum of all that decides a run, with that of its data, but for its rounds, which may grow."""
-    decisive = {key: value for key, value in flat(settings_of(experiment)).items() if key != ROUNDS}
+    decisive = {key: value for key, value in flat(settings).items() if key != ROUNDS}
     return hashlib.sha256(json.dumps([decisive, data], sort_keys=True).encode()).hexdigest()
 
 
@@ -63,7 +63,7 @@ def facts_of(experiment: Experiment, federation: Federation, layers: Groups | No
         **_headline(experiment),
         "settings": settings_of(experiment),
         "data": data,
-        "fingerprint": _fingerprint(experiment, data),
+        "fingerprint": _fingerprint(settings_of(experiment), data),
     }
     known: dict[str, Any] = json.loads(json.dumps(facts))
     return known
@@ -96,13 +96,13 @@ def facts_elsewhere(experiment: Experiment, names: Sequence[str], samples: list[
         **_headline(experiment),
         "settings": settings_of(experiment),
         "data": "",  # it lies with the clients
-        "fingerprint": _fingerprint(experiment, ""),
+        "fingerprint": _fingerprint(settings_of(experiment), ""),
     }
 
 
 def refuse_changes(path: Path | str, known: dict[str, Any], experiment: Experiment, where: str) -> None:
     """Refuse settings other than those that a run was started with, but for more rounds."""
-    before, now = flat(known.get("settings")), flat(settings_of(experiment))
+    before, now = flat(_as_now(known.get("settings"))), flat(settings_of(experiment))
     changed = [key for key in sorted(before.keys() | now) if before.get(key) != now.get(key)]
     if _longer(known, experiment):
         changed.remove(ROUNDS)
@@ -111,18 +111,28 @@ def refuse_changes(path: Path | str, known: dict[str, Any], experiment: Experime
         raise RunError(f"the run in {path} was started with other settings than {where} has: {'; '.join(words)}")
 
 
+def _as_now(settings: Any) -> Any:
+    """Return a run's settings as they are recorded now; earlier versions named a data set where none was used."""
+    try:
+        return settings_of(Experiment.from_tables(settings))
+    except (ConfigError, AttributeError):  # settings that are gone, or none at all
+        return settings
+
+
 def _longer(known: dict[str, Any], experiment: Experiment) -> bool:
     rounds = flat(known.get("settings")).get(ROUNDS)
     return isinstance(rounds, int) and experiment.schedule.rounds > rounds
 
 
 def reopened(path: Path | str, experiment: Experiment, federation: Federation) -> RunRecord:
-    """Open a run's record to continue it, if its data are still the same."""
+    """Open a run's record to continue it with its own settings (`refuse_changes`), if its data are still the same."""
     known, data = RunRecord(path).facts(), federation.fingerprint()
     if known.get("data") != data:
         raise RunError(f"the run in {path} was started with other data: they have changed since")
-    if known.get("fingerprint") != _fingerprint(experiment, data):
+    settings = known.get("settings")
+    if known.get("fingerprint") != _fingerprint(settings, data):
         raise RunError(f"the run in {path} was started with other settings or data than it has now")
     if not _longer(known, experiment):
         return RunRecord.resume(path)
-    return RunRecord.resume(path, experiment.toml(), settings=settings_of(experiment))
+    longer = {**settings, "schedule": settings_of(experiment)["schedule"]}  # all else as it was written
+    return RunRecord.resume(path, experiment.toml(), settings=longer)

@@ -24,7 +24,7 @@ from pfedla.objective import Classification, Objective
 from pfedla.settings import Count, Positive, Range, Settings
 from pfedla.training import ClientData, Samples, are_pixels
 
-__all__ = ["FEW", "Client", "Clients", "Data", "Federation", "federate", "named", "own_data"]
+__all__ = ["FEW", "OWN_DATA", "Client", "Clients", "Data", "Federation", "federate", "named", "own_data"]
 
 Array = Tensor | np.ndarray
 Client = tuple[Array, Array] | tuple[Array, Array, Array, Array]
@@ -35,6 +35,7 @@ FEW = 10  # a client scored on fewer samples is pointed out: one more right answ
 Fraction = Annotated[float, Range(above=0, below=1)]
 AtLeastTwo = Annotated[int, Range(least=2)]
 GROUPS = 3  # of clients whose data are shifted
+OWN_DATA = ("folder", "train_fraction", "validation")  # the settings of Data that clients' own data have
 
 
 @dataclass(frozen=True)
