@@ -127,6 +127,7 @@ def test_runs_without_a_name_never_meet(pfedla: Any) -> None:
         (["compare"], 2, "name at least one method"),
         (["compare", "-a", "pfedla", "-a", "pfedla"], 2, "named twice: pfedla"),
         (["compare", "-a", "pfedla,retain"], 2, "NAME,KEY=VALUE"),
+        (["compare", "-a", "fedprox", "--set", "algorithm.mu=5"], 2, "name it there, as in -a NAME,mu=5"),
         (["compare", "-a", "local", "-a", "pfedla,retain=9"], 2, "pfedla,retain=9: algorithm.retain = 9"),
         (["data", "show", "--clients", "0"], 2, "data.clients = 0 must be at least 1 (--clients)"),
     ],
@@ -190,7 +191,7 @@ def test_compare_resumes_and_keeps_what_is_done(pfedla: Any) -> None:
     assert [run["algorithm"] for run in json.loads(Path("both/comparison.json").read_text())] == ["local", "fedavg"]
     code, _, err = pfedla(*words, "--lr", "0.5")
     assert code == 1
-    assert "another configuration" in err
+    assert "another configuration (training.lr)" in err
 
 
 def test_options_that_an_unset_variable_left_empty_are_refused(pfedla: Any) -> None:
@@ -230,6 +231,52 @@ def test_a_method_that_fails_does_not_keep_others_from_being_run(pfedla: Any) ->
     assert [run["label"] for run in json.loads(Path("both/comparison.json").read_text())] == ["local"]
     code, out, err = pfedla("compare", "-a", diverges, *SMALL, "--out", "none")
     assert (code, out) == (1, "")
+    Path("own.py").write_text(OWN_METHOD)
+    code, out, err = pfedla("compare", "-a", "own:Broken", "-a", "local", *SMALL, "--out", "own")
+    assert (code, "local" in out) == (1, True)
+    assert re.search(
+        r"error: not everything could be run\. own\.Broken, seed 0: KeyError: 'nothing' \(.*own\.py, line 8\)", err
+    )
+
+
+OWN_METHOD = """
+from dataclasses import dataclass
+from pfedla import FedAvg
+
+@dataclass(frozen=True)
+class Broken(FedAvg):
+    def update(self, state, ids, got, upload):
+        raise KeyError("nothing")
+"""
+
+
+def test_lists_are_settings_of_variants(pfedla: Any) -> None:
+    words = ["-a", "clustered,groups=[0,0,1,1]", *SMALL, "--clients", "4", "--out", "lists"]
+    assert pfedla("compare", *words)[0] == 0
+    (run,) = json.loads(Path("lists/comparison.json").read_text())
+    assert run["settings"]["algorithm"]["groups"] == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "message"),
+    [
+        ("1 +", ["--model", "broken:make"], "'broken' ends in SyntaxError: invalid syntax"),
+        ("{}['nothing']", ["--model", "broken:make"], "'broken' ends in KeyError: 'nothing'"),
+        ("def make(shape, outputs):\n    assert not shape", ["--model", "broken:make"], "gave (1, 28, 28)"),
+    ],
+)
+def test_mistakes_in_modules_of_ones_own_are_one_line(pfedla: Any, text: str, words: list[str], message: str) -> None:
+    Path("broken.py").write_text(text + "\n")
+    sys.modules.pop("broken", None)
+    code, out, err = pfedla("run", *SMALL, *words, "--out", "here")
+    assert (code, out, "Traceback" in err) == (2, "", False)
+    assert message.replace("gave (1, 28, 28)", "cannot be called with (1, 28, 28) and 10: AssertionError") in err
+
+
+def test_a_configuration_with_a_folder_and_a_split_is_refused(pfedla: Any) -> None:
+    Path("mine.toml").write_text('[data]\nfolder = "sites"\nclients = 7\n[split]\nname = "iid"\n')
+    code, _, err = pfedla("run", "mine.toml")
+    assert (code, "data.clients, split.name cannot be set with data.folder" in err) == (2, True)
 
 
 def test_results_outlive_the_folders_of_their_runs(pfedla: Any) -> None:

@@ -141,6 +141,17 @@ def test_one_client_alone_and_partial_participation_work() -> None:
 X, Y = arrays()
 
 
+class Whole(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).sum()
+
+
+class Fails(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: dict[str, torch.Tensor] = {"something": super().forward(x)}
+        return outputs["nothing"]
+
+
 @pytest.mark.parametrize(
     ("clients", "message"),
     [
@@ -154,6 +165,8 @@ X, Y = arrays()
         ([(X, Y, X, Y - 1)], "client-0: label -1: labels are numbered from 0"),
         ([(X, Y), arrays(width=5)], r"must have one shape, not \(4,\) and \(5,\)"),
         ([(X[:1], Y[:1])], "client-0: "),
+        ([(X, Y), (X.astype(np.int64), Y)], "some of client-1's are, and some of client-0's are not"),
+        ([(X, Y, X.astype(np.int64), Y)], "some of client-0's are, and some of client-0's are not"),
     ],
 )
 def test_data_that_do_not_fit_are_refused(clients: Any, message: str) -> None:
@@ -169,11 +182,37 @@ def test_data_that_do_not_fit_are_refused(clients: Any, message: str) -> None:
         (lambda: "model", "the model factory returned str, not a torch.nn.Module"),
         (lambda: nn.Sequential(nn.Linear(4, 3), nn.Unflatten(1, (3, 1))), r"not a tensor of shape \(2, 3, 1\)"),
         (lambda: nn.LSTM(4, 3), "the model must return a tensor, not tuple"),
+        (lambda: Whole(4, 3), r"a row for each sample: 2 gave a tensor of \(\)"),
+        (lambda: Fails(4, 3), r"gave: KeyError: 'nothing' \(.*test_experiment\.py, line \d+\)"),
     ],
 )
 def test_models_that_do_not_fit_the_data_are_refused(model: Callable[[], nn.Module], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         run([arrays()] * 2, model)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"codec": "int8"}, r"codec must be a pfedla\.Codec or one derived from it, not 'int8'"),
+        ({"training": {"lr": 0.1}}, r"training must be a pfedla\.Training"),
+        ({"privacy": 1.0}, r"privacy must be a pfedla\.Privacy"),
+        ({"seed": None}, r"schedule\.seed = None must be a whole number"),
+        ({"model": "mlp"}, r"model must be a torch\.nn\.Module or a function without arguments, not 'mlp'"),
+        ({"model": nn.Linear}, "a function without arguments"),
+        ({"out": 5}, "out must be a folder's path, not 5"),
+        ({"track": 5}, "track must name a tracker"),
+        ({"watch": 5}, r"watch must be a function of a pfedla\.Progress, not 5"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run([arrays()] * 2, **settings)
+
+
+def test_a_client_is_named_or_numbered() -> None:
+    with pytest.raises(ConfigError, match=r"named, or numbered from 0 to 1: not 1\.0"):
+        run([arrays()] * 2).model(1.0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrong", ["pfedla", PFedLA])

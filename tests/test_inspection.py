@@ -17,7 +17,7 @@ from pfedla.client import Setting
 from pfedla.codec import Codec, Coding
 from pfedla.fleet import Answers, Judge, SimulatedFleet
 from pfedla.inspection import LATEST, Inspector
-from pfedla.layers import Layers, entry
+from pfedla.layers import Layers, entry, kind_of
 from pfedla.pool import InProcess
 from pfedla.record import RunRecord
 from pfedla.training import ClientData, Task
@@ -132,8 +132,12 @@ FAULTS: dict[str, tuple[Change, str]] = {
     ),
     "a list": (layers(lambda some: some.__setitem__("fc", NOTHING)), "it cannot be read: "),
     "long statistics": (
-        layers(lambda some: some["bn#stats"].fill_(-1e9)),
+        layers(lambda some: some["bn#stats"].fill_(1e9)),
         r"its stats is .* long, .* times the usual upload",
+    ),
+    "a negative variance": (
+        layers(lambda some: some["bn#stats"].fill_(-10.0)),
+        r"bn\.running_var would be negative",
     ),
     "long": (scaled(1e5), r"it is .* long, .* times the usual upload"),
 }
@@ -263,6 +267,20 @@ def test_values_that_a_method_bounds_are_refused_beyond(name: str, strange: floa
     assert not inspector.judge(made.algorithm, {0: upload}).refused
     bad = upload._replace(values=upload.values | {name: torch.full_like(upload.values[name], strange)})
     assert inspector.judge(made.algorithm, {0: bad}).refused == {0: why}
+
+
+@pytest.mark.parametrize("method", [PFedLAX(), Scaffold(), FedFomo(models=2)], ids=lambda method: type(method).__name__)
+def test_what_a_method_needs_beside_layers_is_asked_of_one_client_alone(method: Algorithm[Any]) -> None:
+    made = setting(method, "mlp")
+    own = made.enroll().own
+    sent = made.algorithm.download(server_of(made, 3).state, torch.tensor([0]))
+    _, upload = made.algorithm.train(own, sent, task_of(made, [0]))
+    assert not Inspector(made.spec).judge(made.algorithm, {0: upload}).refused
+    for name in made.algorithm.uploads_beside:
+        layers = {key: rows for key, rows in upload.layers.items() if kind_of(key) != name}
+        values = {key: value for key, value in upload.values.items() if key != name}
+        bad = upload._replace(layers=layers, values=values)
+        assert Inspector(made.spec).judge(made.algorithm, {0: bad}).refused == {0: f"it lacks {name}"}
 
 
 def test_nothing_sent_is_nothing_to_refuse() -> None:

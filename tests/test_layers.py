@@ -68,6 +68,13 @@ def vary(module: nn.Module) -> nn.Module:
     return module
 
 
+def test_a_module_whose_name_would_be_taken_for_an_entry_is_refused() -> None:
+    module = nn.Sequential()
+    module.add_module("fc#1", nn.Linear(2, 2))
+    with pytest.raises(ModelError, match="module 'fc#1' cannot name a layer"):
+        LayerSpec.of(module)
+
+
 def test_a_layer_is_a_module_with_the_parameters_it_owns() -> None:
     spec = LayerSpec.of(nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4, 3)))
     assert spec.names == ("0", "1", "4")

@@ -45,6 +45,21 @@ def test_a_failing_client_ends_the_run_and_is_named(algorithm: FedAvg, message: 
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.parametrize("layers", [200, 700])
+def test_models_of_very_many_layers_do_not_block_the_pipe(layers: int) -> None:
+    """What tells of their tensors would fill the pipe from both ends at once."""
+    names = [f"a_layer_with_a_name_that_is_very_long_indeed_{i:03d}" * 6 for i in range(layers)]
+    module = torch.nn.Sequential()
+    for name in names:
+        module.add_module(name, torch.nn.Linear(1, 1))
+    template = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(72, 1), module, torch.nn.Linear(1, 3))
+    made = replace(setting(FedAvg(), "mlp"), template=template, spec=LayerSpec.of(template))
+    with closing(fleet_of(made, data(4), 1)) as fleet:
+        found = uploads(fleet, made, IDS)
+    with closing(fleet_of(made, data(4), 0)) as fleet:
+        same(found, uploads(fleet, made, IDS))
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_job_whose_worker_is_killed_is_done_again(
     workers: int, tmp_path: Path, caplog: pytest.LogCaptureFixture

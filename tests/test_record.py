@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import multiprocessing
 import os
@@ -10,6 +11,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -403,6 +405,14 @@ def test_a_writer_that_cannot_be_named_is_another_process(tmp_path: Path) -> Non
             RunRecord.resume(tmp_path / "run")
     first.release()
     assert "writer.json" not in files(tmp_path / "run")
+
+
+def test_who_looks_at_a_run_does_not_keep_it_from_being_resumed(tmp_path: Path) -> None:
+    RunRecord.create(tmp_path / "run", CONFIG, FACTS).release()
+    handle = os.open(tmp_path / "run", os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_SH)  # as `state` does for a moment
+    threading.Timer(0.2, os.close, (handle,)).start()
+    RunRecord.resume(tmp_path / "run").release()
 
 
 def test_a_forked_process_does_not_hold_the_lock(tmp_path: Path) -> None:

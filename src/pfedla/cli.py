@@ -81,8 +81,10 @@ def _settings(*tables: tuple[tuple[str, str, type, str], ...]) -> Callable[[Comm
                     section, _, key = address.partition(".")
                     given.setdefault(section, {})[key] = value
             changes = merge(given | parse_codec(rest.pop("codec", ())), parse_assignments(assign))
-            settings = merge(read_tables(config) if config else {}, changes)
+            written = read_tables(config) if config else {}
+            settings = merge(written, changes)
             _refuse_idle(settings, changes)
+            _refuse_idle(written, written)
             command(settings=settings, changes=changes, **rest)
 
         wrapped: Command = gathered
@@ -234,7 +236,7 @@ def run(
 @_json
 def compare(
     settings: Tables,
-    changes: Tables,  # noqa: ARG001
+    changes: Tables,
     methods: tuple[str, ...],
     everything: bool,
     seeds: int,
@@ -250,6 +252,9 @@ def compare(
     """
     if not methods and not everything:
         raise ConfigError(f"name at least one method with -a, or --all of {', '.join(ALGORITHMS)}")
+    if table := changes.get("algorithm"):
+        key, value = next(iter(table.items()))
+        raise ConfigError(f"algorithm.{key} is a setting of one method: name it there, as in -a NAME,{key}={value}")
     every = [name for name in ALGORITHMS if not name.endswith("-peers")]  # with few clients the same once more
     listed = [*(every if everything else ()), *methods]
     _compare(settings, listed, seeds, out, overwrite, quiet, as_json, lenient=everything, results=results)

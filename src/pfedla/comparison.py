@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from pfedla.algorithms import ALGORITHMS
 from pfedla.config import Experiment, Tables, merge, parse_codec, parse_value
 from pfedla.data.federation import Federation
-from pfedla.errors import ConfigError, ModelError, PfedlaError, RunError
+from pfedla.errors import ConfigError, ModelError, PfedlaError, RunError, told
 from pfedla.experiment import federation_of, prepare, resume, run_experiment
 from pfedla.facts import flat
 from pfedla.record import RunRecord, locked, write_text
@@ -42,6 +43,7 @@ __all__ = [
 
 Summaries = list[tuple[str, list[dict[str, Any]]]]
 COMPARISON = "comparison.json"
+OUTER_COMMA = re.compile(r",(?![^\[]*\])")  # one that is not within a list
 Standing = Literal["new", "complete", "unfinished", "shorter"]  # than it is now to be
 
 
@@ -53,11 +55,11 @@ class Variant(NamedTuple):
 
 
 def parse_variant(text: str) -> Variant:
-    """Read `NAME` or `NAME,KEY=VALUE,...`, such as `pfedla,hyper_lr=0.003,codec.up=int8`.
+    """Read `NAME` or `NAME,KEY=VALUE,...`, such as `pfedla,hyper_lr=0.003,codec.up=int8` or `clustered,groups=[0,1]`.
 
     Keys are the method's settings, `codec.KEY` those of the codec, and `codec` one of its presets.
     """
-    name, *settings = (part.strip() for part in text.split(","))
+    name, *settings = (part.strip() for part in OUTER_COMMA.split(text))
     name = {known.casefold(): known for known in ALGORITHMS}.get(name.casefold(), name)
     table: dict[str, Any] = {"name": name}
     codec: list[str] = []
@@ -175,6 +177,11 @@ def compare(
             except RunError as error:
                 fail(f"{label}, seed {seed}", error)
                 continue
+            except PfedlaError:
+                raise
+            except Exception as error:  # of a method of the user's own: the others go on
+                fail(f"{label}, seed {seed}", RunError(told(error)))
+                continue
             finished(path, experiment, result)
             done[label].append(figures_of(path))
             _write(out, done, before, results)
@@ -213,8 +220,11 @@ def standing(path: Path, experiment: Experiment) -> Standing:
     shorter = before.schedule.rounds < rounds
     if shorter:
         before = replace(before, schedule=replace(before.schedule, rounds=rounds))
-    if before.decisive() != experiment.decisive():
-        raise RunError(f"{path} holds a run with another configuration: choose another folder (out), or overwrite it")
+    if differing := _differing(before.decisive(), experiment.decisive()):
+        raise RunError(
+            f"{path} holds a run with another configuration ({', '.join(differing)}): choose another folder (out), or "
+            "overwrite it"
+        )
     if record.complete and not shorter and "settings" in record.summary() and changed(record.summary(), experiment):
         raise RunError(f"{path} holds figures of other settings than its configuration: overwrite it")
     return "shorter" if shorter else "complete" if record.complete else "unfinished"
@@ -360,7 +370,11 @@ def changed(known: dict[str, Any], experiment: Experiment) -> list[str]:
         before = Experiment.from_tables(known["settings"]).decisive()
     except (ConfigError, KeyError, TypeError, AttributeError):
         return ["settings"]
-    now = experiment.decisive()
+    return _differing(before, experiment.decisive())
+
+
+def _differing(before: Tables, now: Tables) -> list[str]:
+    """Return the full names of the settings in which two configurations differ."""
     old, new = flat(before), flat(now)
     return [key for key in sorted(old.keys() | new) if old.get(key) != new.get(key)]
 

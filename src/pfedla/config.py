@@ -89,6 +89,12 @@ class Machine(Settings):
     track: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = ()  # where figures go, too, as the run goes on
 
 
+PARTS: dict[str, type] = {
+    **{kind.section: kind for kind in (Data, Model, Training, Codec, Privacy, Schedule, Machine)},
+    **{name: base for name, (_, base) in CHOICES.items()},
+}
+
+
 @dataclass(frozen=True)
 class Experiment:
     """A whole run."""
@@ -104,10 +110,15 @@ class Experiment:
     machine: Machine = field(default_factory=Machine)
     privacy: Privacy = field(default_factory=Privacy)
 
+    def __post_init__(self) -> None:
+        """Refuse parts that are none."""
+        for part, kind in PARTS.items():
+            if not isinstance(value := getattr(self, part), kind):
+                raise ConfigError(f"{part} must be a pfedla.{kind.__name__} or one derived from it, not {value!r:.100}")
+
     @classmethod
     def from_tables(cls, tables: Mapping[str, Mapping[str, Any]]) -> Experiment:
         """Build an experiment from nested tables; what is not named keeps its default."""
-        plain: list[type[Settings]] = [Data, Model, Training, Codec, Privacy, Schedule, Machine]
         names = [part.name for part in dataclasses.fields(cls)]
         for name, table in tables.items():
             if not isinstance(table, Mapping):
@@ -121,7 +132,8 @@ class Experiment:
                 raise ConfigError("unknown section 'run': its settings are now in [schedule] and [machine]")
             if name not in names:
                 raise unknown_name("section", name, names)
-        parts: dict[str, Any] = {kind.section: build(kind, tables.get(kind.section, {})) for kind in plain}
+        plain = {name: kind for name, kind in PARTS.items() if name not in CHOICES}
+        parts: dict[str, Any] = {name: build(kind, tables.get(name, {})) for name, kind in plain.items()}
         for name, (known, base) in CHOICES.items():
             table = dict(tables.get(name, {}))
             parts[name] = build(_class_of(table.pop("name", DEFAULT_NAMES[name]), name, known, base), table)

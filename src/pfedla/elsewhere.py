@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,18 +27,32 @@ __all__ = ["open_run", "run_on", "went_on", "widen_run"]
 
 
 def open_run(
-    experiment: Experiment, names: Sequence[str], examples: Sequence[int], out: Path | str, *, resume: bool = False
+    experiment: Experiment,
+    names: Sequence[str],
+    examples: Sequence[int],
+    out: Path | str,
+    *,
+    resume: bool = False,
+    tells: Mapping[str, bool] | None = None,
+    accept: bool = False,
 ) -> RunRecord:
     """Open the record of a run whose clients, known by name and number of examples, have their data elsewhere.
 
-    A complete run can be resumed, too: with more rounds, or to hand out its models again.
+    A complete run can be resumed, too: with more rounds, or to hand out its models again. What clients tell, by the
+    name of the setting, must be as it was then, unless `accept` takes in that it changed.
     """
-    facts = facts_elsewhere(experiment, names, [[count, 0] for count in examples])
+    facts = facts_elsewhere(experiment, names, [[count, 0] for count in examples]) | {"tells": dict(tells or {})}
     if not resume:
         return RunRecord.create(out, experiment.toml(), facts)
     known = RunRecord.unfinished(out, longer=True).facts()
     _refuse_branches(out, known)
     refuse_changes(out, known, experiment, "the deployment")
+    before = known.get("tells", facts["tells"])
+    if not accept and (other := [key for key, now in facts["tells"].items() if before.get(key, now) != now]):
+        raise RunError(
+            f"the run in {out} was started with another deploy.{other[0]}: sites were told what leaves them. "
+            "Set it as it was, or, if all agree, resume with accept=true"
+        )
     if known.get("names") != facts["names"]:
         raise RunError(f"the run in {out} was started with other clients: {', '.join(known.get('names', []))}")
     return RunRecord.resume(out, experiment.toml(), settings=settings_of(experiment))

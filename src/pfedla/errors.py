@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 __all__ = [
     "ConfigError",
@@ -14,10 +16,12 @@ __all__ = [
     "known_name",
     "nearest",
     "plain",
+    "told",
     "unknown_name",
 ]
 
 LONGEST = 500  # signs of a stranger's words
+HERE = str(Path(__file__).parent)
 
 
 class PfedlaError(Exception):
@@ -43,6 +47,17 @@ class RunError(PfedlaError):
 def plain(text: str) -> str:
     """Return a stranger's words as one short line without anything that a terminal or a log would obey."""
     return "".join(sign if sign.isprintable() else " " for sign in text[:LONGEST])
+
+
+def told(error: BaseException) -> str:
+    """Return an error of the user's own code in one line: its kind, what it says, and the line of that code."""
+    words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    own = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "site-packages" not in frame.filename and not frame.filename.startswith((HERE, "<"))
+    ]
+    return f"{words} ({own[-1].filename}, line {own[-1].lineno})" if own else words
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

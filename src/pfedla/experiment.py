@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,7 +23,7 @@ from pfedla.errors import ConfigError, RunError
 from pfedla.facts import facts_of, refuse_changes, reopened, settings_of
 from pfedla.fleet import SimulatedFleet
 from pfedla.layers import Groups, Layers, LayerSpec
-from pfedla.models import PYTHON, Model, check_model, make_model, seeded
+from pfedla.models import PYTHON, Model, check_model, make_model, needs_nothing, seeded
 from pfedla.objective import Classification, Objective
 from pfedla.pool import Pool, local_pool
 from pfedla.privacy import Privacy, accountant
@@ -235,7 +236,13 @@ def run(
     objective = objective or Classification()
     if not isinstance(objective, Objective):
         raise ConfigError(f"objective must be one such as pfedla.Regression(), not {objective!r}")
+    if watch is not None and not callable(watch):
+        raise ConfigError(f"watch must be a function of a pfedla.Progress, not {watch!r:.100}")
+    if out is not None and not isinstance(out, str | os.PathLike):
+        raise ConfigError(f"out must be a folder's path, not {out!r:.100}")
     asked, trackers = asked_for(track)
+    schedule = Schedule(seed, rounds, participants, eval_every)
+    machine = Machine(workers, device, storage, fleet, keep_models=keep_models, track=asked)
     known_clients = named(clients)
     data = Data(train_fraction=train_fraction, validation=validation)
     given, names = list(known_clients.values()), list(known_clients)
@@ -248,8 +255,8 @@ def run(
         training=training or Training(),
         codec=codec or Codec(),
         privacy=privacy or Privacy(),
-        schedule=Schedule(seed, rounds, participants, eval_every),
-        machine=Machine(workers, device, storage, fleet, keep_models=keep_models, track=asked),
+        schedule=schedule,
+        machine=machine,
     )
     template = _first_model(model, seed)
     setting = _setting(experiment, template, LayerSpec.of(template, layers), federation)
@@ -278,8 +285,13 @@ def _template(experiment: Experiment, shape: tuple[int, ...], outputs: int) -> n
     return seeded(lambda: make_model(experiment.model.name, shape, outputs), experiment.schedule.seed)
 
 
-def _first_model(model: Callable[[], nn.Module] | nn.Module, seed: int) -> nn.Module:
-    return seeded((lambda: copy.deepcopy(model)) if isinstance(model, nn.Module) else model, seed)
+def _first_model(model: Any, seed: int) -> nn.Module:
+    """Make a run's first model; refuse what is neither a module nor makes one."""
+    if isinstance(model, nn.Module):
+        return seeded(lambda: copy.deepcopy(model), seed)
+    if not callable(model) or not needs_nothing(model):
+        raise ConfigError(f"model must be a torch.nn.Module or a function without arguments, not {model!r:.100}")
+    return seeded(model, seed)
 
 
 def assemble(experiment: Experiment, model: Callable[[], nn.Module], names: Sequence[str] = ()) -> Setting:

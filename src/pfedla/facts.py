@@ -129,7 +129,7 @@ def reopened(path: Path | str, experiment: Experiment, federation: Federation) -
     known, data = RunRecord(path).facts(), federation.fingerprint()
     if known.get("data") != data:
         raise RunError(f"the run in {path} was started with other data: they have changed since")
-    settings = known.get("settings")
+    settings: dict[str, Any] = known.get("settings") or {}
     if known.get("fingerprint") != _fingerprint(settings, data):
         raise RunError(f"the run in {path} was started with other settings or data than it has now")
     if not _longer(known, experiment):

@@ -2,14 +2,16 @@
 
 An upload is refused, and its client absent from the round, if it cannot be unpacked, lacks a layer or a value that it
 must have, holds one that nobody else sends, has another shape or type than the model or the others' uploads, is not
-finite, claims an impossible number of examples, or is absurdly long: a hundred times the median of the latest uploads.
-Running statistics, which go by the square of the data, may be ten thousand times as long.
+finite, claims an impossible number of examples, would make a running variance negative, or is absurdly long: a hundred
+times the median of the latest uploads. Running statistics, which go by the square of the data, may be ten thousand
+times as long.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +20,7 @@ from torch import Tensor
 from pfedla.algorithm import Algorithm
 from pfedla.codec import AS_IT_IS, Coding
 from pfedla.errors import plain
-from pfedla.layers import STATS, LayerSpec, entry, kind_of, layer_of
+from pfedla.layers import STATS, LayerSpec, Slot, entry, kind_of, layer_of
 from pfedla.wire import EXAMPLES, Payload
 
 __all__ = ["Inspected", "Inspector"]
@@ -27,6 +29,10 @@ LATEST = 100  # uploads that are remembered
 FEW = 3  # of which there must be as many, to tell what is usual
 LONGEST = 100.0  # times the median
 MOST_EXAMPLES = 10**9
+ROUNDING = 1e-5  # what a variance may be below 0: as much as batch norm adds to it
+
+
+Sent = Callable[[int], Payload | None]  # what a client was sent, packed; None if it is not known
 
 
 class Inspected(NamedTuple):
@@ -48,9 +54,18 @@ class Inspector:
         self.usual: dict[str, str] = {}  # what the latest uploads held, and in which form
         self.refused = 0  # so far
 
-    def inspect(self, algorithm: Algorithm[Any], packed: Mapping[int, Payload], coding: Coding = AS_IT_IS) -> Inspected:
-        """Judge a round's uploads, and remember those that are accepted: the next ones are judged by them, too."""
-        found, usual, lengths = self._judge(algorithm, packed, coding)
+    def inspect(
+        self,
+        algorithm: Algorithm[Any],
+        packed: Mapping[int, Payload],
+        coding: Coding = AS_IT_IS,
+        got: Sent = lambda _: None,
+    ) -> Inspected:
+        """Judge a round's uploads, and remember those that are accepted: the next ones are judged by them, too.
+
+        `got` is what the clients were sent, packed, if it is known.
+        """
+        found, usual, lengths = self._judge(algorithm, packed, coding, got)
         for kind in {kind for client in found.accepted for kind in lengths[client]}:
             known = [lengths[client].get(kind, 0.0) for client in found.accepted]
             latest = torch.tensor([length for length in known if length > 0], dtype=torch.float64)
@@ -60,12 +75,18 @@ class Inspector:
         self.refused += len(found.refused)
         return found
 
-    def judge(self, algorithm: Algorithm[Any], packed: Mapping[int, Payload], coding: Coding = AS_IT_IS) -> Inspected:
+    def judge(
+        self,
+        algorithm: Algorithm[Any],
+        packed: Mapping[int, Payload],
+        coding: Coding = AS_IT_IS,
+        got: Sent = lambda _: None,
+    ) -> Inspected:
         """Judge uploads, and remember nothing of it."""
-        return self._judge(algorithm, packed, coding)[0]
+        return self._judge(algorithm, packed, coding, got)[0]
 
     def _judge(
-        self, algorithm: Algorithm[Any], packed: Mapping[int, Payload], coding: Coding
+        self, algorithm: Algorithm[Any], packed: Mapping[int, Payload], coding: Coding, got: Sent
     ) -> tuple[Inspected, dict[str, str], dict[int, dict[str, float]]]:
         """Judge uploads, one row each, as they came, by what they unpack to; return what is usual, and lengths, too."""
         uploads: dict[int, Payload] = {}
@@ -76,7 +97,7 @@ class Inspector:
             except Exception as error:  # whatever a stranger sent
                 refused[client] = f"it cannot be unpacked: {error}"
                 continue
-            if fault := self._fault(algorithm, upload):
+            if fault := self._fault(algorithm, upload, partial(got, client)):
                 refused[client] = fault
             else:
                 uploads[client] = upload
@@ -91,10 +112,10 @@ class Inspector:
         accepted = [client for client in packed if client not in refused]
         return Inspected(accepted, {client: plain(why) for client, why in sorted(refused.items())}), usual, lengths
 
-    def _fault(self, algorithm: Algorithm[Any], upload: Payload) -> str | None:
+    def _fault(self, algorithm: Algorithm[Any], upload: Payload, got: Callable[[], Payload | None]) -> str | None:
         """Return what is wrong with an upload, whatever others sent; None if nothing is."""
         try:
-            return self._misfit(algorithm, upload)
+            return self._misfit(algorithm, upload) or self._impossible(algorithm, upload, got)
         except Exception as error:  # a stranger's upload need not even be one
             return f"it cannot be read: {error}"
 
@@ -107,6 +128,9 @@ class Inspector:
         held = sent & upload.layers.keys()
         if missing := [name for name in upload.names if algorithm.uploads(name) and name not in held]:
             return f"it lacks {', '.join(sorted(missing)[:3])}"
+        beside = upload.values.keys() | {kind_of(key) for key in upload.layers}
+        if absent := [name for name in algorithm.uploads_beside if name not in beside]:
+            return f"it lacks {', '.join(absent)}"
         for key, rows in upload.layers.items():
             expected = self._width(key)
             if rows.dim() != 2 or len(rows) != 1 or (expected is not None and rows.shape[1] != expected):
@@ -127,6 +151,26 @@ class Inspector:
             if count.dtype != torch.int64 or count.shape != (1,) or not 1 <= int(count) <= self._most:
                 return f"it claims {count[0].tolist() if count.dim() else count.tolist()} examples"
         return None
+
+    def _impossible(self, algorithm: Algorithm[Any], upload: Payload, got: Callable[[], Payload | None]) -> str | None:
+        """Return which running variance would be negative, where it is known what a change started from."""
+        found = {key: slots for key in upload.layers if kind_of(key) == STATS and (slots := self._variances(key))}
+        before = got() if found and algorithm.uploads_changes else None
+        for key, slots in found.items():
+            after = upload.layers[key]
+            if algorithm.uploads_changes:
+                if before is None or key not in before.layers:
+                    continue
+                after = after + before.layers[key]
+            for slot in slots:
+                if float(after[0, slot.start : slot.stop].min()) < -ROUNDING:
+                    return f"{slot.name} would be negative"
+        return None
+
+    def _variances(self, key: str) -> list[Slot]:
+        """Return where an entry of statistics has variances."""
+        slots = self._spec.slots.get(key, ()) if self._spec else ()
+        return [slot for slot in slots if slot.name.endswith("running_var")]
 
     def _width(self, key: str) -> int | None:
         """Return how many values an entry of the model has, None for one that is the method's own."""

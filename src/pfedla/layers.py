@@ -130,6 +130,8 @@ class LayerSpec:
             is also the layer's name. Patterns match module names as in a shell. The rest stay one layer each.
         """
         dtype = _check_parameters(module)
+        if strange := [name for name, _ in module.named_modules() if "#" in name]:
+            raise ModelError(f"module {strange[0]!r} cannot name a layer: rename it, without '#'")
         layer_by_module = _group([name for name, _ in module.named_modules()], groups)
         persistent = module.state_dict().keys()
         found: dict[str, list[tuple[str, Tensor]]] = {}

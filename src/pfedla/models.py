@@ -7,6 +7,7 @@ classes, with a batch norm after each convolution for CIFAR and none for EMNIST 
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from pfedla.blocks import Conv2d, ConvPoolReLU, NormPoolReLU
 from pfedla.chain import Chain, Chained
-from pfedla.errors import ConfigError, ModelError, known_name
+from pfedla.errors import ConfigError, ModelError, known_name, told
 from pfedla.objective import Objective
 from pfedla.randomness import seed_of
 from pfedla.settings import Settings
@@ -32,6 +33,7 @@ __all__ = [
     "import_object",
     "make_model",
     "model_name",
+    "needs_nothing",
     "seeded",
 ]
 
@@ -124,8 +126,9 @@ def make_model(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     if ":" in name:
         try:
             module = import_object(name, "model.name")(shape, classes)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ConfigError(f"model.name = {name!r} cannot be called with {shape} and {classes}: {error}") from error
+        except Exception as error:  # it is the user's own code
+            why = f"cannot be called with {shape} and {classes}: {told(error)}"
+            raise ConfigError(f"model.name = {name!r} {why}") from error
         if not isinstance(module, nn.Module):
             raise ConfigError(f"model.name = {name!r} returned {type(module).__name__}, not a torch.nn.Module")
         return module
@@ -152,6 +155,17 @@ def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     return module
 
 
+def needs_nothing(function: Callable[..., object]) -> bool:
+    """Say whether a function can be called without arguments, as far as its signature tells."""
+    try:
+        inspect.signature(function).bind()
+    except TypeError:
+        return False
+    except ValueError:  # it has none
+        pass
+    return True
+
+
 def check_model(
     template: nn.Module, objective: Objective, data: Mapping[int, ClientData], names: Sequence[str] = ()
 ) -> None:
@@ -162,12 +176,14 @@ def check_model(
     try:
         with torch.inference_mode():
             out = template(x)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+    except Exception as error:  # the model may be the user's own code
         raise ModelError(
-            f"the model does not take the data: a batch of shape {tuple(x.shape)} ({x.dtype}) gave: {error}"
+            f"the model does not take the data: a batch of shape {tuple(x.shape)} ({x.dtype}) gave: {told(error)}"
         ) from error
     if not isinstance(out, Tensor):
         raise ModelError(f"the model must return a tensor, not {type(out).__name__}")
+    if out.dim() < 1 or len(out) != len(x):
+        raise ModelError(f"the model must return a row for each sample: {len(x)} gave a tensor of {tuple(out.shape)}")
     for client, samples in data.items():
         for part in samples:
             try:
@@ -181,9 +197,13 @@ def import_object(path: str, setting: str) -> Callable[..., object]:
     """Return what `"package.module:name"` names."""
     module_name, _, attribute = path.partition(":")
     try:
-        found = getattr(importlib.import_module(module_name), attribute)
+        module = importlib.import_module(module_name)
     except (ImportError, ValueError, TypeError) as error:
         raise ConfigError(f"{setting} = {path!r}: cannot import {module_name!r} ({error})") from error
+    except Exception as error:  # it is the user's own code
+        raise ConfigError(f"{setting} = {path!r}: {module_name!r} ends in {told(error)}") from error
+    try:
+        found = getattr(module, attribute)
     except AttributeError:
         raise ConfigError(f"{setting} = {path!r}: module {module_name!r} has no {attribute!r}") from None
     if not callable(found):

@@ -109,8 +109,9 @@ def join_with(
     model: Callable[[], nn.Module] | nn.Module | None = None,
 ) -> Joined:
     """Let a client with these samples join: see `join`."""
-    if rounds < 0 or gradients < 0:
-        raise ConfigError(f"rounds = {rounds} and gradients = {gradients} must be at least 0")
+    counts: tuple[object, ...] = (rounds, gradients)
+    if not all(isinstance(count, int) and count >= 0 for count in counts):
+        raise ConfigError(f"rounds = {rounds!r} and gradients = {gradients!r} must be at least 0, and whole")
     record, result = RunRecord(path), load(path, model)
     if result.template is None or result.spec is None:
         raise ConfigError("this run's model came from Python: name it, model=... (--model)")

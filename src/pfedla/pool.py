@@ -50,6 +50,7 @@ START_METHOD = "fork" if sys.platform == "linux" else "spawn"  # forked workers 
 DEPTH = 2  # jobs at most that one worker has: that being done, and the next
 SLOT_BYTES = 64 * 2**20  # at most; what is larger goes through the pipe
 ALIGNMENT = 64
+MOST_TENSORS = 400  # of a job that is given to a busy worker: what tells of them must fit into the pipe
 
 log = logging.getLogger("pfedla")
 _ours: weakref.WeakSet[Connection] = weakref.WeakSet()  # the server's ends of all pipes
@@ -261,10 +262,10 @@ class _Channel:
         self._slot = 0
 
     def has_room(self, value: Any) -> bool:
-        """Say whether all tensors of a message fit into a slot."""
+        """Say whether all tensors of a message fit into a slot, and what tells of them surely into the pipe."""
         sizes: list[int] = []
         convert(value, Tensor, lambda tensor: sizes.append(_aligned(tensor.nbytes)))
-        return sum(sizes) <= self._outgoing.shape[1]
+        return sum(sizes) <= self._outgoing.shape[1] and len(sizes) <= MOST_TENSORS
 
     def send(self, value: Any) -> None:
         """Send nested tuples and dictionaries: tensors through the slot, as long as there is room, the rest beside."""

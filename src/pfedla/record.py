@@ -26,6 +26,7 @@ import logging
 import os
 import shutil
 import socket
+import time
 import uuid
 import zipfile
 import zlib
@@ -67,6 +68,8 @@ OURS |= {*CHECKPOINTS, *PICTURES}
 MOST_COUNTS = 50_000_000  # of clients' classes that are read at once
 FORMAT = 2  # of what lies here: a run is resumed only if it is the same
 ROUND, LAYERS = "round", "layers"  # beside a method's own names in the diagnostics
+
+PATIENCE = 1.0  # seconds to wait for a lock
 
 log = logging.getLogger("pfedla")
 _locks: set[int] = set()  # handles of the folders that this process writes to
@@ -553,7 +556,11 @@ class RunRecord:
 
     def _hold(self) -> None:
         """Take the lock, or say that somebody else has it."""
-        if not self._take_lock():
+        last = time.monotonic() + PATIENCE  # who looks at the run has it for a moment
+        while not self._take_lock():
+            if time.monotonic() < last:
+                time.sleep(0.02)
+                continue
             raise RunError(
                 f"{_writer(self.path)} is writing to {self.path}: wait for it, or choose another folder (out)"
             )

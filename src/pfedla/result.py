@@ -69,12 +69,17 @@ class Result:
             if client not in self.names:
                 raise unknown_name("client", client, self.names)
             client = self.names.index(client)
+        if not isinstance(client, int | np.integer):
+            raise ConfigError(f"a client is named, or numbered from 0 to {len(self.names) - 1}: not {client!r}")
         if not 0 <= client < len(self.names):
             raise ConfigError(f"there is no client {client}: clients are numbered from 0 to {len(self.names) - 1}")
         if self.template is None or self.spec is None:
             raise ConfigError("this run's model came from Python: name it, pfedla.load(path, model=...)")
         if not self.personalized:
-            raise ConfigError("the models were not kept: set machine.keep_models to true")
+            raise ConfigError(
+                "the models were not kept: set machine.keep_models to true, or deploy.models where they stayed at "
+                "their sites"
+            )
         if client not in self.with_models:
             raise RunError(f"{self.names[client]} did not answer at the end: there is no model of it")
         return self.spec.build(self.template, self.personalized, client)

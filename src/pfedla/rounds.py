@@ -240,15 +240,20 @@ def run_round(algorithm: Algorithm[Any], server: Server, fleet: Fleet, ids: Sequ
     """
     t, coding = server.t + 1, server.coding
     sent = coding.pack(download(algorithm, server.state, ids, fleet.forgot), "down", ids, t)
-    answers = fleet.train(ids, sent, t, lambda found: server.inspector.judge(algorithm, found, coding).refused)
+    row = {client: row for row, client in enumerate(ids)}
+
+    def got(client: int) -> Payload:
+        return sent.rows([row[client]])
+
+    answers = fleet.train(ids, sent, t, lambda found: server.inspector.judge(algorithm, found, coding, got).refused)
     with uninterrupted():
-        answered, refused = server.inspector.inspect(algorithm, answers.by_client, coding)
+        answered, refused = server.inspector.inspect(algorithm, answers.by_client, coding, got)
         packed = Payload.stack([answers.by_client[client] for client in answered]) if answered else None
         server.ledger.record(t, ids, sent, answered, packed)
         if packed is not None:
-            theirs = sent if answered == list(ids) else sent.rows([ids.index(client) for client in answered])
-            got, upload = coding.unpack(theirs, "down"), coding.unpack(packed, "up")
-            server.state = algorithm.update(server.state, torch.tensor(answered), got, upload)
+            theirs = sent if answered == list(ids) else sent.rows([row[client] for client in answered])
+            received, upload = coding.unpack(theirs, "down"), coding.unpack(packed, "up")
+            server.state = algorithm.update(server.state, torch.tensor(answered), received, upload)
         server.t = t
         fleet.commit(answered)
     let_go()

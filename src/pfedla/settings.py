@@ -145,7 +145,10 @@ def _in_words(hint: Any) -> str:
 
 @cache
 def _hints(kind: Callable[..., Settings]) -> dict[str, Any]:
-    return typing.get_type_hints(kind, include_extras=True)
+    try:
+        return typing.get_type_hints(kind, include_extras=True)
+    except NameError as error:
+        raise ConfigError(f"the settings of {kind.__qualname__} have a type that is not known there: {error}") from None
 
 
 def _fit(value: Any, hint: Any, where: str) -> Any:

@@ -186,7 +186,8 @@ TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLfl
 
 def asked_for(track: Any) -> tuple[tuple[Any, ...], list[Tracker]]:
     """Tell trackers that are named from those that are brought; refuse anything else."""
-    asked = [track] if isinstance(track, str | Tracker) else list(track)
+    several = isinstance(track, Iterable) and not isinstance(track, str | Tracker)
+    asked = list(track) if several else [track]
     if strange := [one for one in asked if not isinstance(one, str | Tracker)]:
         raise ConfigError(f"track must name a tracker, or have the methods of pfedla.Tracker: {strange[0]!r}")
     own = [one for one in asked if not isinstance(one, str)]

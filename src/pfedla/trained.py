@@ -88,7 +88,7 @@ def predict(
     """
     result, facts = load(path, model), RunRecord(path).facts()
     module, shape = result.model(client), tuple(facts["shape"])
-    if tuple(x.shape[1:]) != shape:
+    if facts.get("data") and tuple(x.shape[1:]) != shape:  # a deployment does not know it
         raise DataError(f"inputs must have the shape {('samples', *shape)}, not {tuple(x.shape)}".replace("'", ""))
     if "pixels" in facts and are_pixels(x) != facts["pixels"]:
         wanted = "images of type uint8" if facts["pixels"] else "no images of bytes"
@@ -181,6 +181,8 @@ def export(
     if form not in FORMATS:
         raise ConfigError(f"unknown format {form!r}: choose one of {', '.join(FORMATS)}")
     result, facts = load(path, model), RunRecord(path).facts()
+    if form == "onnx" and not facts.get("data"):
+        raise ConfigError("a deployment does not know its inputs' shape: load the model and use torch.onnx.export")
     module = result.model(client)
     name = client if isinstance(client, str) else result.names[client]
     about, file = Description.of(facts, name, result.spec.names if result.spec else ()), Path(out)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from rich.console import Console
 from pfedla.data.files import load_client, load_inputs
 from pfedla.errors import RunError
 from pfedla.modelfile import check_file
-from pfedla.models import import_object
+from pfedla.models import import_object, needs_nothing
 from pfedla.newcomer import Joined
 from pfedla.newcomer import join as join_run
 from pfedla.record import RunRecord
@@ -32,7 +33,7 @@ _client = click.option("--client", required=True, metavar="NAME", help="The clie
 _model = click.option(
     "--model",
     metavar="PACKAGE.MODULE:FUNCTION",
-    help="Makes the model, without arguments: for a run that was started from Python.",
+    help="Makes the model, from nothing or from input shape and outputs: for a run that was started from Python.",
 )
 
 
@@ -46,8 +47,12 @@ def _whose(run: Path, client: str) -> int | str:
     return int(client) if client.isdecimal() and client not in RunRecord(run).facts().get("names", []) else client
 
 
-def _maker(model: str | None) -> Callable[..., Any] | None:
-    return None if model is None else import_object(model, "model")
+def _maker(run: Path, model: str | None) -> Callable[..., Any] | None:
+    """Return what makes the run's model: a function without arguments, or one as `model.name` takes it."""
+    if model is None:
+        return None
+    found, facts = import_object(model, "--model"), RunRecord(run).facts()
+    return found if needs_nothing(found) else partial(found, tuple(facts["shape"]), facts["outputs"])
 
 
 @click.command()
@@ -75,7 +80,7 @@ def clients(run: Path, as_json: bool) -> None:
 def predict(run: Path, client: str, inputs: Path, out: Path | None, model: str | None) -> None:
     """Apply a client's model from the run in folder RUN to new inputs."""
     x, y = load_inputs(inputs)
-    found = predict_with(run, _whose(run, client), x, y, model=_maker(model))
+    found = predict_with(run, _whose(run, client), x, y, model=_maker(run, model))
     if out is None:
         sys.stdout.write(found.csv())
     else:
@@ -98,7 +103,7 @@ def predict(run: Path, client: str, inputs: Path, out: Path | None, model: str |
 @_model
 def export(run: Path, client: str, form: Format, out: Path, model: str | None) -> None:
     """Write a client's model from the run in folder RUN to a file, for use elsewhere."""
-    about = export_model(run, _whose(run, client), out, form, model=_maker(model))
+    about = export_model(run, _whose(run, client), out, form, model=_maker(run, model))
     shape = ", ".join(map(str, about.shape))
     _tell(f"the model of {about.client} is in {out}: inputs (samples, {shape}), {counted(about.outputs, 'output')}")
     if about.pixels:
@@ -136,7 +141,7 @@ def join(
     facts = RunRecord(run).facts()
     own = load_client(file, labels=bool(facts.get("classes")))
     data: Any = (own.x, own.y) if own.x_test is None else (own.x, own.y, own.x_test, own.y_test)
-    found = join_run(run, data, name=name or own.name, rounds=rounds, gradients=gradients, model=_maker(model))
+    found = join_run(run, data, name=name or own.name, rounds=rounds, gradients=gradients, model=_maker(run, model))
     if as_json:
         shown = {"history": found.history, "weights": found.weights}
         sys.stdout.write(json.dumps(shown, indent=2, ensure_ascii=False) + "\n")

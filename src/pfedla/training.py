@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -84,6 +85,14 @@ class Samples:
     def parts(self) -> tuple[np.ndarray, np.ndarray, bool]:
         """Return its memory as it is, for `of_parts` in another process."""
         return self._x.numpy(), self._y.numpy(), self._image
+
+    def checksum(self) -> str:
+        """Return a checksum of all inputs and targets, in their order."""
+        found = hashlib.sha256()
+        for part in self.parts()[:2]:
+            found.update(f"{part.dtype} {part.shape}".encode())
+            found.update(part.data)
+        return found.hexdigest()
 
     @classmethod
     def of_parts(cls, x: np.ndarray, y: np.ndarray, image: bool) -> Samples:
@@ -173,12 +182,15 @@ class Task:
     def path(self) -> Tensor:
         """How far a gradient of length 1 takes each client in a round of `fit`, `(clients,)`: lr x local steps.
 
-        A round's change divided by it is minus the mean gradient along the way.
+        A round's change divided by it is minus the mean gradient along the way. With momentum m, which starts at rest
+        in each round, the k-th of T steps goes (1 - m^k) / (1 - m) as far.
         """
-        training = self.training
-        rate = training.lr / (1 - training.momentum)
-        steps = [len(_sizes(len(samples), training.batch_size)) * training.local_epochs for samples in self.samples]
-        return rate * torch.tensor(steps, dtype=torch.float64)
+        lr, m = self.training.lr, self.training.momentum
+        epochs, size = self.training.local_epochs, self.training.batch_size
+        steps = torch.tensor(
+            [len(_sizes(len(samples), size)) * epochs for samples in self.samples], dtype=torch.float64
+        )
+        return lr / (1 - m) * (steps - m * (1 - m**steps) / (1 - m))
 
     def split(self, share: float, *key: str | int) -> tuple[Task, Task]:
         """Return the task on a random share of each client's samples, and on the rest.

@@ -30,6 +30,18 @@ def test_attention_is_the_derivative_of_the_attracting_function() -> None:
     np.testing.assert_allclose(attention(W, torch.tensor([2, 0]), 0.5, 2.0), expected[[2, 0]], rtol=1e-6)
 
 
+def test_a_step_that_has_vanished_pulls_as_much_as_it_may() -> None:
+    made = setting(method := FedAMP(decay_every=1), "mlp")
+    assert method.step(400) == 0
+    task, own, got = task_of(made, [0]), made.enroll().own, download(made, [0])
+    found = [
+        made.algorithm.train(own, got._replace(values={"alpha": torch.tensor([alpha], dtype=torch.float64)}), task)
+        for alpha in (0.0, 1e-300, 1e-9)
+    ]
+    for kept, _ in found[1:]:
+        same(kept, found[0][0])
+
+
 def test_heuristic_attention_prefers_models_of_the_same_direction() -> None:
     w, expected = W.numpy() + 1, np.zeros((3, 3))
     for i in range(3):

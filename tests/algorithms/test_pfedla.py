@@ -318,7 +318,8 @@ def test_clients_send_the_length_of_their_path() -> None:
     batches = [-(-len(samples) // 4) - (len(samples) % 4 == 1) for samples in task.samples]
     own = {key: row.repeat(2, 1) for key, row in made.enroll().own.items()}
     _, upload = made.algorithm.train(own, download(made, [0, 1]), task)
-    assert upload.values["path"].tolist() == pytest.approx([0.04 * 3 * count for count in batches])
+    steps = [[0.02 * (1 + 0.5 * sum(0.5**i for i in range(k))) for k in range(3 * count)] for count in batches]
+    assert upload.values["path"].tolist() == pytest.approx(list(map(sum, steps)))  # the k-th goes by k momenta
     assert "path" not in setting(PFedLA(), **training).algorithm.train(own, download(made, [0, 1]), task)[1].values
 
 

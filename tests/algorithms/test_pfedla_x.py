@@ -631,6 +631,21 @@ def test_the_server_knows_the_models_of_clients_that_came_late_or_forgot(name: s
     assert played.own["#rounds"].flatten().tolist() == [3, 1, 3, 2]
 
 
+def test_a_client_that_trained_alone_and_forgot_is_told_what_the_server_knows() -> None:
+    made, n = setting(PFedLAX(), "mlp"), 2
+    played = Played(made, server_of(made, n), fleet_of(made, data(n)), n)
+    fleet: Any = played.fleet
+    for _ in range(3):
+        run_round(made.algorithm, played.server, fleet, [0])
+    first = made.enroll()
+    for key, rows in fleet.kept.own.items():
+        rows[0] = first.own[key][0]
+    fleet.forgot = {0}
+    run_round(made.algorithm, played.server, fleet, [0])
+    for key, rows in played.state.members.theta.items():
+        torch.testing.assert_close(rows[0], played.own[key][0], atol=1e-6, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     "codec", [Codec("int8", "int8"), Codec("int4", "int8"), Codec("random-k", "int8", 0.1)], ids=str
 )

@@ -877,8 +877,55 @@ def test_a_disk_that_cannot_be_read_now_has_lost_nothing(tmp_path: Path, monkeyp
         patch.setattr("pfedla.flower.vault.load_file", busy)
         with pytest.raises(RunError, match="it cannot read what it kept: Input/output error"):
             vault.read(1, kept)
+    with monkeypatch.context() as patch:
+
+        def denied(*_: Any) -> None:
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+        patch.setattr(Path, "open", denied)
+        with pytest.raises(RunError, match="it cannot read what it kept: Permission denied"):
+            vault.read(1, kept)
     assert vault.read(1, kept) is not None
     assert vault.read(2, kept) is None
+
+
+def test_a_site_is_held_to_its_test_samples(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    vault = Vault(tmp_path, RUN, "north")
+    vault.hold_to("a")
+    vault.hold_to("a")
+    with pytest.raises(RunError, match="its test samples are not those that it began the run with"):
+        vault.hold_to("b")
+    (record,) = caplog.records
+    assert f"delete {tmp_path / RUN / 'tested-on'} to go on with these" in record.getMessage()
+    (tmp_path / RUN / "tested-on").unlink()
+    vault.hold_to("b")
+    assert (tmp_path / RUN).stat().st_mode & 0o777 == 0o700
+
+
+def test_a_site_whose_rows_are_in_another_order_is_absent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made, grid = deployed(tmp_path, PFedLA(), schedule=SHORT, fewest=2, timeout=0.1, tries=1)
+    site, turned = f"{grid.node_of(1)}", list[int]()
+
+    def turn(question: Message, answer: Message) -> Message:
+        if at(question, 2) and not turned:
+            path = tmp_path / "state" / site / pfedla_id(tmp_path / "run") / "tested-on"
+            turned.append(len(path.read_text()))
+            path.write_text("of other rows")
+        return answer
+
+    grid.change = turn
+    serve(made, grid, tmp_path / "run")
+    assert turned == [64]
+    assert "its test samples are not those that it began the run with" in caplog.text
+
+
+def test_what_sites_tell_is_changed_on_resuming_only_if_that_is_accepted(tmp_path: Path) -> None:
+    made, grid = deployed(tmp_path, PFedLA(), schedule=SHORT, scores=False, models=False)
+    serve(made, grid, tmp_path / "run")
+    other, grid = deployed(tmp_path, PFedLA(), schedule=SHORT, scores=False, models=True)
+    with pytest.raises(RunError, match=r"another deploy\.models: sites were told what leaves them"):
+        serve(other, grid, tmp_path / "run", resume=True)
+    serve(other, grid, tmp_path / "run", resume=True, accept=True)
 
 
 def test_a_node_that_is_refused_during_a_run_is_asked_again(

@@ -75,7 +75,11 @@ class Machines:
 
     def start(self, command: str, place: str, log: str) -> subprocess.Popen[bytes]:
         """Give a command in one of the deployment's folders."""
-        setup = "" if "export FLWR_HOME" in command else 'export FLWR_HOME="$PWD/flwr" FLWR_TELEMETRY_ENABLED=0\n'
+        setup = (
+            ""
+            if "export FLWR_HOME" in command
+            else 'export FLWR_HOME="$PWD/flwr" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1\n'
+        )
         with (self.folder / log).open("ab") as file:
             made = subprocess.Popen(
                 ["bash", "-ec", setup + command],

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -218,11 +220,24 @@ def test_progress_of_what_is_run_anew_is_not_that_of_the_old_run(
             self.asked += 1
             return None if self.asked == 1 else 0
 
-        def communicate(self) -> tuple[str, str]:
-            return "", "note: half of the images\nanother line\n"
+    def start(_places: Places, _cell: Cell, _overwrite: bool, said: IO[str]) -> Process:
+        said.write("note: half of the images\nanother line\n")
+        return Process()
 
-    monkeypatch.setattr(runs, "_start", lambda *_: Process())
+    monkeypatch.setattr(runs, "_start", start)
     seen, told = list[int](), list[str]()
     run_all(smoke, [LOCAL], jobs=2, overwrite=True, report=lambda _, t: seen.append(t), tell=told.append)
     assert seen == [0, 2]
     assert told == ["half of the images"]
+
+
+def test_a_cell_that_says_much_is_not_held_up(smoke: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than a pipe takes that nobody reads until the process has ended."""
+    much = "import sys; sys.stderr.write('x' * 80 + chr(10)) and [sys.stderr.write('y' * 1000) for _ in range(300)]"
+
+    def start(_places: Places, _cell: Cell, _overwrite: bool, said: IO[str]) -> subprocess.Popen[str]:
+        return subprocess.Popen([sys.executable, "-c", f"{much}; sys.exit(3)"], stderr=said, text=True)
+
+    monkeypatch.setattr(runs, "_start", start)
+    (why,) = run_all(smoke, [LOCAL], jobs=2)
+    assert len(why) > 300_000

@@ -65,8 +65,14 @@ def result(**diagnostics: np.ndarray) -> Result:
 def test_a_result_is_drawn_as_its_final_weights(tmp_path: Path) -> None:
     alpha = np.stack([weights(3, 1), weights(3, 1)[::-1]])
     draw_result(tmp_path / "drawn.png", result(alpha=alpha, round=np.array([2, 7])), "mine")
-    draw_weights(tmp_path / "by-hand.png", alpha[-1], ["fc"], "Who learns from whom: the weights of mine after round 7")
+    seen = result(alpha=alpha, round=np.array([2, 7]))
+    title = "Who learns from whom: the weights of mine after round 7"
+    draw_weights(tmp_path / "by-hand.png", alpha[-1], ["fc"], title, None, seen.names)
     assert np.array_equal(imread(tmp_path / "drawn.png"), imread(tmp_path / "by-hand.png"))
+    draw_weights(tmp_path / "numbered.png", alpha[-1], ["fc"], title, None, ["client-0", "client-1", "client-2"])
+    draw_weights(tmp_path / "without.png", alpha[-1], ["fc"], title)
+    assert np.array_equal(imread(tmp_path / "numbered.png"), imread(tmp_path / "without.png"))
+    assert not np.array_equal(imread(tmp_path / "numbered.png"), imread(tmp_path / "drawn.png"))
 
 
 def test_a_result_without_weights_or_of_too_many_clients_is_not_drawn(

@@ -111,7 +111,8 @@ class FedAMP(Algorithm[Messages]):
 
         As α_k falls, a step along that pull would one day overshoot u_i: it goes to u_i at the most, μ ≤ 1/lr.
         """
-        mu = min(self.lam / float(got.values["alpha"][0]), 1 / task.training.lr)
+        alpha, most = float(got.values["alpha"][0]), 1 / task.training.lr
+        mu = self.lam / alpha if alpha * most > self.lam else most
         return FedProx(mu).train(own, got, task)
 
     @property

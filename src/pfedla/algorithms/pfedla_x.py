@@ -181,6 +181,11 @@ class Judged(Algorithm[State]):
         members.trained[ids] = True
         members.serve[ids] = upload.values["serve"].to(members.serve)
 
+    def known(self, state: State, ids: Tensor) -> Layers:
+        """Return θ_i: one that learns from nobody goes on from it, wherever it lost its own."""
+        members: Members = state.members  # type: ignore[attr-defined]  # which the states of all variants have
+        return members.models(ids)
+
     def shown(self, members: Members, q: Tensor, own: Tensor) -> dict[str, Tensor]:
         """Return what served layers are mixed from, α `(N, L, C)`; `own (N,)` says which column is its own."""
         alpha = q * (1 - members.serve)[..., None]

@@ -74,7 +74,7 @@ class Data(Settings):
     @property
     def name(self) -> str:
         """What the data is called: the data set's name, or the folder's."""
-        return Path(self.folder).stem if self.folder else self.dataset
+        return Path(self.folder).name.removesuffix(".npz") if self.folder else self.dataset
 
 
 class Federation(NamedTuple):
@@ -231,6 +231,12 @@ def own_data(
             f"images of bytes are scaled to [-1, 1], so inputs are such for all or for none: {kinds[True]}'s are, "
             f"and those of {kinds[False]} are not"
         )
+    whole = {_is_whole(part): name for name, q in zip(names, quartets, strict=True) for part in (q[0], q[2])}
+    if len(whole) > 1:
+        raise DataError(
+            f"inputs are whole numbers for all clients, training and test samples, or for none: some of "
+            f"{whole[True]}'s are, and some of {whole[False]}'s are not"
+        )
     labels = [(np.asarray(q[1]), np.asarray(q[3])) for q in quartets]
     classes: tuple[str, ...] = ()
     note = ""
@@ -250,6 +256,14 @@ def own_data(
         note,
     )
     return _validated(federation, validation, seed)
+
+
+def _is_whole(x: Any) -> bool:
+    """Say whether a model is given an array or tensor as whole numbers: bytes become floating-point ones."""
+    return not (x.is_floating_point() if isinstance(x, Tensor) else x.dtype.kind == "f") and x.dtype not in (
+        torch.uint8,
+        np.dtype(np.uint8),
+    )
 
 
 def _viewable(part: Any) -> Any:

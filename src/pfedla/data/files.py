@@ -244,7 +244,8 @@ def load_folder(path: Path, *, labels: bool = True) -> list[ClientFile]:
     """
     if not path.is_dir():
         raise DataError(f"{path}: no such folder")
-    files = sorted((file for file in path.glob("*.npz") if file.name[0] != "."), key=_natural)
+    found = (file for file in path.iterdir() if file.suffix.lower() == ".npz" and file.name[0] != ".")
+    files = sorted(found, key=_natural)
     if not files:
         kinds = Counter(file.suffix for file in path.iterdir() if file.suffix and file.suffix.isprintable())
         other = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common(3))
@@ -274,7 +275,7 @@ def load_column(file: Path, *, labels: bool = True) -> list[ClientFile]:
     DataError
         The file is damaged or does not fit.
     """
-    if file.suffix != ".npz" and file.is_file() and not zipfile.is_zipfile(file):
+    if file.suffix.lower() != ".npz" and file.is_file() and not zipfile.is_zipfile(file):
         raise _wrong(file, "an .npz archive", f"another kind of file{HOW}")
     arrays = _archive(file, ("x", "y", "client", "x_test", "y_test"))
     x, y = _samples(file, arrays, "x", "y", labels)

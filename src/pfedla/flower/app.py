@@ -87,7 +87,8 @@ def serve(deployment: Deployment, grid: Grid, out: Path, *, resume: bool = False
     log.info("waiting for the sites %s", ", ".join(deploy.sites))
     roster.gather(deploy.fewest, deploy.patience)
     examples = [roster.examples.get(client, 0) for client in range(len(deploy.sites))]
-    record = open_run(experiment, deploy.sites, examples, out, resume=resume)
+    tells = {"models": deploy.models, "scores": deploy.scores, "examples": deploy.examples}
+    record = open_run(experiment, deploy.sites, examples, out, resume=resume, tells=tells, accept=accept)
     fleet = FlowerFleet(
         roster,
         setting.spec,

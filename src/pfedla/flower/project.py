@@ -133,8 +133,9 @@ def init(folder: Path, sites: Sequence[str], address: str, port: int, *, insecur
     authority = str((folder / "server" / "ca.crt").resolve())  # Flower asks for the whole path
     connection |= {"insecure": True} if insecure else {"root-certificates": authority}
     try:
-        for part in ("app", "server/flwr", *(f"sites/{site}" for site in sites)):
-            (folder / part).mkdir(parents=True)
+        for part in ("app", "server", "server/flwr", *(f"sites/{site}" for site in sites)):
+            (folder / part).mkdir(parents=True, exist_ok=True)
+            (folder / part).chmod(0o755 if part == "app" else 0o700)  # of others nobody need see runs, models, keys
         texts = {
             f"app/{CONFIG}": tomli_w.dumps(tables),
             "app/app.py": APP,
@@ -169,8 +170,9 @@ def _readme(sites: Sequence[str], address: str, port: int, *, insecure: bool) ->
         note = (
             "**The certificates and keys here were made for a trial, valid for 90 days, and the authority's key "
             "(`server/ca.key`) lies unprotected beside them. For data that matter, have your own authority sign the "
-            "server's certificate, which must be for 127.0.0.1 beside its name, let every site make its own key "
-            "(`ssh-keygen -t ecdsa -b 384 -f key`) and send you `key.pub` alone.** If you move this folder, mend the "
+            "server's certificate, which must be for 127.0.0.1 beside its name, let every site delete the trial's key, "
+            "make its own without a passphrase (`ssh-keygen -t ecdsa -b 384 -N '' -f key`) and send you `key.pub` "
+            "alone.** If you move this folder, mend the "
             "path in `server/flwr/config.toml`."
         )
         superlink = (
@@ -219,7 +221,7 @@ pfedla deploy check .
 In `server/`, in a terminal of its own:
 
 ```
-export FLWR_HOME="$$PWD/flwr" FLWR_TELEMETRY_ENABLED=0
+export FLWR_HOME="$$PWD/flwr" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
 flower-superlink $superlink --host 127.0.0.1 --port $port --database superlink.db \\
     --disable-runtime-dependency-installation
 ```
@@ -227,7 +229,7 @@ flower-superlink $superlink --host 127.0.0.1 --port $port --database superlink.d
 ${gate}In a further terminal, in `server/`, too:
 
 ```
-export FLWR_HOME="$$PWD/flwr" FLWR_TELEMETRY_ENABLED=0
+export FLWR_HOME="$$PWD/flwr" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
 ```
 
 $register
@@ -258,8 +260,13 @@ pfedla deploy check . --site NAME
 At the end the site's model is in `state/model.safetensors`. In that folder, with `model` what your `model()` returns:
 
 ```python
-from safetensors.torch import load_file; model.load_state_dict(load_file("state/model.safetensors"))
+from safetensors.torch import load_file
+
+model.load_state_dict(load_file("state/model.safetensors"))
+model.eval()  # batch norm and dropout predict as they should
 ```
+
+It takes inputs as it was trained on: images of bytes (uint8) were scaled, `x / 127.5 - 1`, everything else was not.
 """)
 
 GATE = Template("""\
@@ -275,7 +282,7 @@ pfedla deploy gate --port $port --superlink 127.0.0.1:$inner
 SITE = Template("""### $site
 
 ```
-export FLWR_HOME="$$PWD/flwr" FLWR_TELEMETRY_ENABLED=0
+export FLWR_HOME="$$PWD/flwr" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
 flower-supernode --superlink $address:$port $node --port $own --node-config 'site="$site" state="state"'
 ```
 """)

@@ -142,6 +142,7 @@ class Site:
 
     def _play(self, kind: str, asked: Order, sent: bytes) -> RecordDict:
         """Do a job with the one-client runtime."""
+        Vault(self.state, asked.run, self.name).hold_to(self.data.test.checksum())
         kept = self._kept(asked)
         runtime = Runtime(self.setting, {asked.client: self.data})
         job = Job(kind, asked.client, asked.t, kept, decode(sent, self.setting.spec.names))  # type: ignore[arg-type]

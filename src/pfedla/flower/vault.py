@@ -27,7 +27,7 @@ __all__ = ["Vault", "durably"]
 
 EARLIER = 2  # versions before the latest that the server took: its checkpoint before the latest may need them
 MOST = 10  # versions where the server has taken none
-OWNER = "site"
+OWNER, TESTED = "site", "tested-on"
 NAME = re.compile(r"round-(\d{8})\.safetensors")
 
 log = logging.getLogger("pfedla")
@@ -55,6 +55,7 @@ class Vault:
         if not path.exists():
             return None
         try:
+            path.open("rb").close()  # or it would be hard to tell a file that may not be read from one that is gone
             with safe_open(path, "pt") as file:
                 facts = file.metadata() or {}
             if facts.get("site") != self.site:
@@ -82,7 +83,7 @@ class Vault:
         checksums = {name: tensorfile.checksum(tensor) for name, tensor in tensors.items()}
         try:
             self.claim()
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with durably(self._path(version)) as file:
                 tensorfile.write(file, tensors, {"checksums": json.dumps(checksums), "site": self.site})
             before = [found for found in self.versions() if found < taken]
@@ -101,12 +102,34 @@ class Vault:
         """Write down whose state folder this is; refuse another site's."""
         path = self.state / OWNER
         if not path.exists() or not path.read_text():
-            self.state.mkdir(parents=True, exist_ok=True)
+            self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
             with durably(path) as file:
                 file.write(self.site.encode())
         if (owner := path.read_text()) != self.site:
             log.error("%s is site %s's", self.state, owner[:80])
             raise RunError("its state folder is another site's: every site needs one of its own")
+
+    def hold_to(self, tested_on: str) -> None:
+        """Write down the checksum of the site's test samples at its first message of the run; refuse others later."""
+        path = self.folder / TESTED
+        try:
+            self.claim()
+            if path.exists() and path.read_text():
+                known = path.read_text()
+            else:
+                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                with durably(path) as file:
+                    file.write(tested_on.encode())
+                known = tested_on
+        except OSError as error:
+            raise RunError(f"it cannot read what it kept: {error.strerror}") from error
+        if known != tested_on:
+            log.error(
+                "the test samples are not those that this run began with: samples that models were trained on may be "
+                "among them. Restore the data, in their order and number, or delete %s to go on with these",
+                path,
+            )
+            raise RunError("its test samples are not those that it began the run with; its own log says more")
 
     def _path(self, version: int) -> Path:
         return self.folder / f"round-{version:08d}.safetensors"

@@ -40,7 +40,10 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
 
 
 def chance_of(a: Sequence[float], b: Sequence[float], orders: int = 20_000) -> float:
-    """Return the share of orders in which the rank correlation is as far from 0: of all if they are few, else drawn."""
+    """Return the share of orders in which the rank correlation is as far from 0: of all if they are few, else drawn.
+
+    Among those drawn the order as it is counts as one more, so the share is never 0.
+    """
     x, y = (found - found.mean() for found in (ranks(a), ranks(b)))
     n, rng = len(x), np.random.default_rng(0)
     every = math.factorial(n) <= orders
@@ -48,7 +51,7 @@ def chance_of(a: Sequence[float], b: Sequence[float], orders: int = 20_000) -> f
         np.array(list(permutations(range(n)))) if every else rng.permuted(np.tile(np.arange(n), (orders, 1)), axis=1)
     )
     far = np.abs(x[drawn] @ y) >= abs(float(x @ y)) - 1e-9
-    return float(far.mean())
+    return float(far.mean() if every else (far.sum() + 1) / (orders + 1))
 
 
 def correlation(a: Sequence[float], b: Sequence[float]) -> str | None:

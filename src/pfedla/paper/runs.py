@@ -9,10 +9,11 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -286,7 +287,7 @@ def _run_processes(
     tell: Callable[[str], None],
 ) -> None:
     """Run cells in processes of their own; if this one is stopped, so are they, each with a checkpoint."""
-    waiting, busy = list(cells), dict[subprocess.Popen[str], Cell]()
+    waiting, busy = list(cells), dict[subprocess.Popen[str], tuple[Cell, IO[Any]]]()
     before = dict[Cell, Any]()  # the runs that the folders held, if they are to be run anew
     try:
         with stoppable():
@@ -295,16 +296,17 @@ def _run_processes(
                     cell = waiting.pop(0)
                     if free(cell):
                         before[cell] = _id(places, cell) if overwrite else None
-                        busy[_start(places, cell, overwrite)] = cell
+                        said: IO[Any] = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed with the process)
+                        busy[_start(places, cell, overwrite, said)] = cell, said
                 time.sleep(0.2)
-                for process, cell in list(busy.items()):
+                for process, (cell, said) in list(busy.items()):
                     if process.poll() is None:
                         started = before[cell] is None or _id(places, cell) != before[cell]
                         history = RunRecord(places.folder(cell)).history() if started else []
                         report(cell, history[-1]["round"] if history else 0)
                         continue
                     del busy[process]
-                    _, error = process.communicate()
+                    error = _closed(said)
                     if process.returncode:
                         fail(cell, error.strip().removeprefix("error: ") or f"it ended with {process.returncode}")
                         continue
@@ -315,19 +317,27 @@ def _run_processes(
     finally:
         for process in busy:
             process.send_signal(signal.SIGTERM)
-        for process in busy:
-            process.communicate()
+        for process, (_, said) in busy.items():
+            process.wait()
+            said.close()
 
 
-def _start(places: Places, cell: Cell, overwrite: bool) -> subprocess.Popen[str]:
-    """Start the process of a cell: this very program, with one worker."""
+def _closed(said: IO[Any]) -> str:
+    """Return what a process has written, and close the file."""
+    with said:
+        said.seek(0)
+        return str(said.read())
+
+
+def _start(places: Places, cell: Cell, overwrite: bool, said: IO[Any]) -> subprocess.Popen[str]:
+    """Start the process of a cell: this very program, with one worker. What it says goes to a file."""
     words = ["paper", "--cell", cell.column.name, cell.method.spec, str(cell.seed), "--scale", places.scale]
     words += ["--results", str(places.results), "--runs", str(places.runs), "--workers", "1"]
     words += ["--data-dir", places.machine["data_dir"]] if "data_dir" in places.machine else []
     words += ["--download"] if places.machine.get("download") else []
     words += ["--overwrite"] if overwrite else []
     program = [sys.executable, "-c", "from pfedla.cli import main; main()", *words]
-    return subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)  # noqa: S603
+    return subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=said, text=True)  # noqa: S603
 
 
 def _id(places: Places, cell: Cell) -> Any:

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from pfedla.report.tables import counted
 
-__all__ = ["draw_federation", "federation_table"]
+__all__ = ["draw_federation", "federation_table", "named_ticks"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -97,7 +97,7 @@ def draw_federation(
     totals = train.sum(axis=0)
     bars = 0.6 if totals.min() < totals.max() else 0.0
     strip = 0.16 if groups is not None else 0.0
-    below = _named_ticks(names, clients)
+    below = named_ticks(names, clients)
     left, right, top = 0.3 + 0.085 * max(map(len, classes)), 1.7, 0.75 + bars + strip
     bottom = 0.6 if below is None else 0.5 + 0.075 * max(map(len, below))
     figure = Figure(figsize=(left + width + right, bottom + height + top), dpi=150, facecolor="white")
@@ -143,9 +143,12 @@ def draw_federation(
     figure.savefig(path)
 
 
-def _named_ticks(names: Sequence[str] | None, clients: int) -> list[str] | None:
-    """Return what to write below clients with names of their own, long ones cut; None if their numbers say as much."""
-    if names is None or clients > 30 or all(re.fullmatch(r"client-\d+", name) for name in names):
+def named_ticks(names: Sequence[str] | None, clients: int, most: int = 30) -> list[str] | None:
+    """Return what to write beside clients with names of their own, long ones cut; None if their numbers say as much.
+
+    More than `most` are numbered.
+    """
+    if names is None or clients > most or all(re.fullmatch(r"client-\d+", name) for name in names):
         return None
     return [name if len(name) <= 24 else f"{name[:23]}…" for name in names]
 

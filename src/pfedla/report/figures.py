@@ -142,7 +142,7 @@ def _weights(runs: Sequence[Run], path: Path, width: float) -> None:  # noqa: AR
         raise RunError(f"{run.name} has {len(run.names):,} clients: a picture of weights can hold {MOST:,}")
     title = f"Who learns from whom: {run.algorithm} after round {int(result.diagnostics['round'][-1])}"
     assert result.final_alpha is not None
-    draw_weights(path, result.final_alpha, result.ledger.layers, title, run.groups())
+    draw_weights(path, result.final_alpha, result.ledger.layers, title, run.groups(), run.names)
 
 
 def _retained(runs: Sequence[Run], path: Path, width: float) -> None:  # noqa: ARG001 (as large as its panel)
@@ -170,7 +170,7 @@ def _federation(runs: Sequence[Run], path: Path, width: float) -> None:  # noqa:
         if not samples:
             raise RunError(f"the record of {run.name} does not say who holds what")
         counts, classes = np.array(samples)[:, None], ("samples",)
-    draw_federation(path, counts, classes, f"{run.dataset}, seed {run.seed}", groups=run.groups())
+    draw_federation(path, counts, classes, f"{run.dataset}, seed {run.seed}", names=run.names, groups=run.groups())
 
 
 def _short(name: str) -> str:

@@ -105,7 +105,11 @@ class Run:
         if self.facts.get("model") == "python":
             return "own data"
         folder = self.setting("data", "folder")
-        return Path(str(folder)).stem if folder else str(self.setting("data", "dataset", "fashion-mnist-10k"))
+        return (
+            Path(str(folder)).name.removesuffix(".npz")
+            if folder
+            else str(self.setting("data", "dataset", "fashion-mnist-10k"))
+        )
 
     def groups(self) -> np.ndarray | None:
         """Return the hidden group of each client, None where there are none."""

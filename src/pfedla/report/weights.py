@@ -13,6 +13,7 @@ from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from pfedla.report.federation import named_ticks
 from pfedla.result import Result
 
 __all__ = ["MOST", "draw_result", "draw_retained", "draw_weights", "picture", "retained_changes"]
@@ -31,14 +32,22 @@ def draw_result(path: Path, result: Result, method: str, groups: np.ndarray | No
     alpha, t = result.final_alpha, int(result.diagnostics["round"][-1])
     assert alpha is not None
     title = f"Who learns from whom: the weights of {method} after round {t}"
-    draw_weights(path, alpha, result.ledger.layers, title, groups)
+    draw_weights(path, alpha, result.ledger.layers, title, groups, result.names)
 
 
 def draw_weights(
-    path: Path, alpha: np.ndarray, layers: Sequence[str], title: str, groups: np.ndarray | None = None
+    path: Path,
+    alpha: np.ndarray,
+    layers: Sequence[str],
+    title: str,
+    groups: np.ndarray | None = None,
+    names: Sequence[str] | None = None,
 ) -> None:
-    """Draw α of one round as a PNG, a panel for each layer; see `picture`."""
-    _weights(alpha, layers, title, groups).savefig(path)
+    """Draw α of one round as a PNG, a panel for each layer; see `picture`.
+
+    `names` stand beside clients that have some of their own, if there is room; others are numbered.
+    """
+    _weights(alpha, layers, title, groups, names).savefig(path)
 
 
 def picture(alpha: np.ndarray, layers: Sequence[str], title: str, groups: np.ndarray | None = None) -> np.ndarray:
@@ -53,8 +62,15 @@ def picture(alpha: np.ndarray, layers: Sequence[str], title: str, groups: np.nda
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
 
-def _weights(alpha: np.ndarray, layers: Sequence[str], title: str, groups: np.ndarray | None) -> Figure:
+def _weights(
+    alpha: np.ndarray,
+    layers: Sequence[str],
+    title: str,
+    groups: np.ndarray | None,
+    names: Sequence[str] | None = None,
+) -> Figure:
     clients = len(alpha)
+    known = named_ticks(names, clients, 20)
     columns = min(len(layers), 4 if len(layers) <= 16 else 6)
     rows = -(-len(layers) // columns)
     side = (2.9 if clients <= 30 else 3.6) if len(layers) <= 16 else 2.6
@@ -77,14 +93,18 @@ def _weights(alpha: np.ndarray, layers: Sequence[str], title: str, groups: np.nd
         heading = _heading(layer, f"own weight {own[place].mean():.2f}", side)
         axis.set_title(heading, fontsize=9.5, color=_INK, parse_math=False)
         ticks = index if clients <= 20 else index[:: -(-clients // (10 if side > 2.6 else 5))]
+        last = place + columns >= len(layers)  # nothing stands below
         axis.set_xticks(ticks)
         axis.set_yticks(ticks)
+        if known is not None:
+            axis.set_xticklabels(known if last else [], rotation=90, parse_math=False)
+            axis.set_yticklabels(known if place % columns == 0 else [], parse_math=False)
         axis.tick_params(length=0, labelsize=7, colors=_FAINT)
         for spine in axis.spines.values():
             spine.set_color("#cfd8df")
         if place % columns == 0:
             axis.set_ylabel("client", fontsize=9, color=_INK)
-        if place + columns >= len(layers):  # nothing stands below
+        if last:
             axis.set_xlabel("learns from client", fontsize=8, color=_FAINT)
         for start, size in _blocks(groups):
             square = Rectangle((start - 0.5, start - 0.5), size, size, fill=False, edgecolor="#1b9aaa", linewidth=1.6)
