@@ -122,7 +122,7 @@ def test_runs_without_a_name_never_meet(pfedla: Any) -> None:
         (["run", "--split", "classes"], 2, "for each of the 10 clients (data.clients), not 0 (--clients)"),
         (["run", "--folder", "nowhere"], 1, "nowhere"),
         (["run", "--resume", "nowhere"], 1, "nowhere holds no run to resume"),
-        (["run", "--resume", "nowhere", "--lr", "3"], 2, "takes --workers, --track and --rounds alone"),
+        (["run", "--resume", "nowhere", "--lr", "3"], 2, "takes --workers, --track, --data-dir, --download and --rou"),
         (["run", "--resume", "nowhere", "--rounds", "3"], 1, "nowhere holds no run to resume"),
         (["compare"], 2, "name at least one method"),
         (["compare", "-a", "pfedla", "-a", "pfedla"], 2, "named twice: pfedla"),
@@ -489,7 +489,46 @@ def test_own_data_from_a_folder(pfedla: Any) -> None:
     assert code == 0
     assert json.loads(out)["dataset"] == "sites"
     assert {path.name for path in Path("here/models").iterdir()} == {"0.safetensors", "1.safetensors"}
-    assert json.loads(Path("here/run.json").read_text())["names"] == ["a", "b"]
+    facts = json.loads(Path("here/run.json").read_text())
+    assert (facts["names"], facts["settings"]["data"]["folder"]) == (["a", "b"], "sites")
+    Path("elsewhere").mkdir()
+    os.chdir("elsewhere")
+    code, out, _ = pfedla("run", "--resume", "../here", "--rounds", "3", "--workers", "0", "--json")
+    assert (code, json.loads(out)["rounds"]) == (0, 3)
+    os.chdir("..")
+    Path("sites").rename("moved")
+    config = Path("here/config.toml")
+    config.write_text(config.read_text().replace("sites", "moved"))
+    code, out, _ = pfedla("run", "--resume", "here", "--rounds", "4", "--json")
+    assert (code, json.loads(out)["rounds"]) == (0, 4)
+
+
+def test_a_complete_comparison_of_own_data_that_have_changed_is_refused(pfedla: Any) -> None:
+    numbers()
+    words = [
+        "--folder",
+        "sites",
+        "--set",
+        "objective.name=regression",
+        "--rounds",
+        "1",
+        "--workers",
+        "0",
+        "-a",
+        "local",
+    ]
+    assert pfedla("compare", *words, "--out", "one")[0] == 0
+    assert pfedla("compare", *words, "--out", "one")[0] == 0
+    Path("sites/b.npz").unlink()
+    code, _, err = pfedla("compare", *words, "--out", "one")
+    assert (code, "one/local-seed0 holds a run on other data than are found now" in err) == (1, True)
+
+
+def test_files_of_clients_are_found_whatever_the_case_of_their_ending(pfedla: Any) -> None:
+    numbers()
+    Path("sites/b.npz").rename("sites/b.NPZ")
+    words = ["--folder", "sites", "--set", "objective.name=regression", "--rounds", "1", "--workers", "0", "--json"]
+    assert json.loads(pfedla("run", *words)[1])["clients"] == 2
 
 
 def numbers(folder: str = "sites") -> None:

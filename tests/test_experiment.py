@@ -461,7 +461,8 @@ def test_a_run_leaves_what_it_promises(tmp_path: Path) -> None:
     assert {file.name for file in out.iterdir()} == files
     facts = json.loads((out / "run.json").read_text())
     assert (facts.pop("format"), len(facts.pop("id")), len(facts.pop("data"))) == (2, 32, 64)
-    assert facts.pop("settings") == json.loads(json.dumps(Experiment.load(out / "config.toml").decisive()))
+    decisive = merge(Experiment.load(out / "config.toml").decisive(), {"data": {"folder": "images"}})
+    assert facts.pop("settings") == json.loads(json.dumps(decisive))
     assert (facts.pop("commit"), len(facts.pop("fingerprint"))) == (commit(), 64)
     assert facts == {
         "version": pfedla.__version__,

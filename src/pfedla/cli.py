@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ from pfedla.report import commands
 from pfedla.report.federation import draw_federation, federation_table
 from pfedla.report.figures import prepare_picture
 from pfedla.report.live import Live
-from pfedla.report.pareto import draw_pareto, everywhere, frontier, in_words, points
+from pfedla.report.pareto import draw_pareto, everywhere, frontier, in_words, most_run, points
 from pfedla.report.tables import VALUES, comparison_table, overview
 from pfedla.report.weights import draw_result, draw_retained
 from pfedla.result import Result
@@ -85,6 +86,8 @@ def _settings(*tables: tuple[tuple[str, str, type, str], ...]) -> Callable[[Comm
             settings = merge(written, changes)
             _refuse_idle(settings, changes)
             _refuse_idle(written, written)
+            if isinstance(table := settings.get("data"), dict) and isinstance(folder := table.get("folder"), str):
+                settings["data"] = table | {"folder": folder and str(Path(folder).expanduser().absolute())}
             command(settings=settings, changes=changes, **rest)
 
         wrapped: Command = gathered
@@ -137,7 +140,12 @@ _track = click.option(
     metavar="NAME",
     help=f"Send figures, weights and settings to {', '.join(TRACKERS)} as the run goes on.",
 )
-_seeds = click.option("--seeds", type=click.IntRange(min=1), default=1, help="How many seeds to run: 0, 1, ...")
+_seeds = click.option(
+    "--seeds",
+    type=click.IntRange(min=1),
+    default=1,
+    help="How many seeds to run, from --seed on: 0, 1, ... by default.",
+)
 
 
 def _version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -179,12 +187,16 @@ def run(
     machine, rounds = changes.get("machine", {}), changes.get("schedule", {}).get("rounds")
     if resume:
         named = {f"{section}.{key}" for section in settings for key in settings[section]}
-        if named - {"machine.workers", "machine.track", ROUNDS} or out or overwrite:
+        elsewhere = {"machine.data_dir", "machine.download"}  # a checksum tells whether data are the same
+        if named - {"machine.workers", "machine.track", ROUNDS, *elsewhere} or out or overwrite:
             raise ConfigError(
-                "a run is resumed as it was configured: --resume takes --workers, --track and --rounds alone"
+                "a run is resumed as it was configured: --resume takes --workers, --track, --data-dir, --download and "
+                "--rounds alone"
             )
         out = resume
         experiment = experiment_of(resume, rounds)
+        where = {key: machine[key] for key in ("data_dir", "download") if key in machine}
+        experiment = replace(experiment, machine=replace(experiment.machine, **where))
     else:
         experiment = Experiment.from_tables(settings)
         out = out or _new_folder(experiment)
@@ -406,7 +418,11 @@ cli.add_command(paper)
 
 @cli.command()
 @click.argument("comparisons", nargs=-1, required=True, type=_path, metavar="COMPARISON...")
-@click.option("--against", metavar="METHOD", help="What the others are held against; by default the first method.")
+@click.option(
+    "--against",
+    metavar="METHOD",
+    help="What the others are held against; by default the first method with the most seeds.",
+)
 @click.option("--within", type=float, default=1.0, show_default=True, help="How much worse than that is good enough.")
 @click.option("--out", type=_path, default=Path("pareto.png"), show_default=True, help="The picture to write.")
 def pareto(comparisons: tuple[Path, ...], against: str | None, within: float, out: Path) -> None:
@@ -420,7 +436,7 @@ def pareto(comparisons: tuple[Path, ...], against: str | None, within: float, ou
     if len(ups) > 1:
         raise ConfigError("comparisons in which more is better cannot be held against those in which less is")
     (up,) = ups
-    against = against or next(iter(found.values()))[0].label
+    against = against or most_run(next(iter(found.values())))
     good = everywhere(list(found.values()), against, within, up)
     draw_pareto(out, runs, against, within, good[0].label)
     for name, some in found.items():

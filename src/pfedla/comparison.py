@@ -16,7 +16,7 @@ from pfedla.config import Experiment, Tables, merge, parse_codec, parse_value
 from pfedla.data.federation import Federation
 from pfedla.errors import ConfigError, ModelError, PfedlaError, RunError, told
 from pfedla.experiment import federation_of, prepare, resume, run_experiment
-from pfedla.facts import flat
+from pfedla.facts import flat, settings_of
 from pfedla.record import RunRecord, locked, write_text
 from pfedla.result import Result
 from pfedla.rounds import Watch
@@ -135,7 +135,9 @@ def compare(
         _check_standing(plan, held, out, results)
     before = _listed_before(base, plan, out)
     for seed, experiments in plan.items():
-        federation: Federation | None = None
+        own = next((experiment for experiment in experiments.values() if experiment.own_data), None)
+        federation = federation_of(own) if own else None  # which may have changed
+        looked_at = False
         given: dict[str, str | None] = {}  # what runs were measured on, by where they are
         for label, experiment in experiments.items():
             if label not in done:
@@ -157,8 +159,8 @@ def compare(
                 done[label].append(figures_of(path))
                 _write(out, done, before, results)
                 continue
-            if federation is None:
-                federation = federation_of(experiment)
+            if federation is None or not looked_at:
+                looked_at, federation = True, federation or federation_of(experiment)
                 if federation.note:
                     tell(federation.note)
                 for refused, error in _refused(experiments, federation):
@@ -220,7 +222,7 @@ def standing(path: Path, experiment: Experiment) -> Standing:
     shorter = before.schedule.rounds < rounds
     if shorter:
         before = replace(before, schedule=replace(before.schedule, rounds=rounds))
-    if differing := _differing(before.decisive(), experiment.decisive()):
+    if differing := _differing(settings_of(before), settings_of(experiment)):
         raise RunError(
             f"{path} holds a run with another configuration ({', '.join(differing)}): choose another folder (out), or "
             "overwrite it"
@@ -367,10 +369,10 @@ def _lines(summaries: Iterable[dict[str, Any]]) -> str:
 def changed(known: dict[str, Any], experiment: Experiment) -> list[str]:
     """Return the settings in which a measured run differs; one that came later than the run has its default."""
     try:
-        before = Experiment.from_tables(known["settings"]).decisive()
+        before = settings_of(Experiment.from_tables(known["settings"]))
     except (ConfigError, KeyError, TypeError, AttributeError):
         return ["settings"]
-    return _differing(before, experiment.decisive())
+    return _differing(before, settings_of(experiment))
 
 
 def _differing(before: Tables, now: Tables) -> list[str]:

@@ -20,12 +20,14 @@ from pfedla.version import __version__, commit
 
 __all__ = ["ROUNDS", "facts_elsewhere", "facts_of", "flat", "refuse_changes", "reopened", "settings_of"]
 
-ROUNDS = "schedule.rounds"
+ROUNDS, FOLDER = "schedule.rounds", "data.folder"
 
 
 def settings_of(experiment: Experiment) -> dict[str, Any]:
-    """Return the settings that decide the result, as JSON gives them back."""
+    """Return the settings that decide the result, as JSON gives them back; of own data's folder, its name."""
     known: dict[str, Any] = json.loads(json.dumps(experiment.decisive(), sort_keys=True, default=str))
+    if folder := known["data"].get("folder"):
+        known["data"]["folder"] = Path(folder).name  # where it lies is no matter of the result
     return known
 
 
@@ -104,6 +106,8 @@ def refuse_changes(path: Path | str, known: dict[str, Any], experiment: Experime
     """Refuse settings other than those that a run was started with, but for more rounds."""
     before, now = flat(_as_now(known.get("settings"))), flat(settings_of(experiment))
     changed = [key for key in sorted(before.keys() | now) if before.get(key) != now.get(key)]
+    if FOLDER in before.keys() & now.keys() & set(changed):  # a checksum tells whether data are the same
+        changed.remove(FOLDER)
     if _longer(known, experiment):
         changed.remove(ROUNDS)
     if changed:

@@ -51,7 +51,10 @@ class Result:
 
     @cached_property
     def alpha(self) -> np.ndarray | None:
-        """The aggregation weights, `(rounds, clients, layers, clients)`; None for methods without."""
+        """The aggregation weights, `(records, clients, layers, clients)`; None for methods without.
+
+        There is a record for each evaluated round; `diagnostics["round"]` says which rounds these are.
+        """
         return self._weights(slice(None))
 
     @property

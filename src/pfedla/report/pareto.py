@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from pfedla.errors import ConfigError, unknown_name
 
-__all__ = ["Choice", "Point", "apart", "draw_pareto", "everywhere", "frontier", "in_words", "points"]
+__all__ = ["Choice", "Point", "apart", "draw_pareto", "everywhere", "frontier", "in_words", "most_run", "points"]
 
 _INK, _FAINT = "#22303c", "#6b7a87"
 _COLOURS = ("#000000", "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999")  # Okabe and Ito
@@ -86,6 +86,11 @@ def frontier(found: Sequence[Point], higher_is_better: bool = True) -> list[Poin
     return best
 
 
+def most_run(found: Sequence[Point]) -> str:
+    """Return the label of the first point that was run with as many seeds as any."""
+    return _complete(found)[0].label
+
+
 def _complete(found: Sequence[Point]) -> list[Point]:
     """Return the points that were run with as many seeds as any."""
     seeds = max((point.seeds for point in found), default=0)
@@ -145,8 +150,9 @@ def draw_pareto(
 ) -> None:
     """Draw how far a headline is from that of `against`, by megabytes: a colour a codec, a marker a method.
 
-    Every comparison has a panel, in which `chosen` is circled, and the frontier is a line; colours and markers mean the
-    same in all of them. Differences are taken seed by seed. What was run with fewer seeds than others is pale.
+    Where there is but one codec, methods have colours as well. Every comparison has a panel, in which `chosen` is
+    circled, and the frontier is a line; colours and markers mean the same in all of them. Differences are taken seed by
+    seed. What was run with fewer seeds than others is pale.
     """
     found = {name: apart(points(summaries), against) for name, summaries in comparisons.items()}
     every = [point for some in found.values() for point in some]
@@ -162,15 +168,19 @@ def draw_pareto(
     title += "Line: the best with no more traffic"
     figure.suptitle(title, fontsize=8, color=_INK, fontweight="bold", x=0.01, ha="left")
     by_codec = [Line2D([], [], marker="o", ls="none", ms=5.5, label=c, **_style(i)) for i, c in enumerate(codecs)]
+    one, grey = len(codecs) == 1, {"markerfacecolor": "#d5dbe0", "markeredgecolor": _FAINT}
     by_method = [
-        Line2D([], [], marker=_MARKERS[i % len(_MARKERS)], ls="none", ms=5.5, mfc="#d5dbe0", mec=_FAINT, label=method)
+        Line2D(
+            [], [], marker=_MARKERS[i % len(_MARKERS)], ls="none", ms=5.5, label=method, **(_style(i) if one else grey)
+        )
         for i, method in enumerate(methods)
     ]
     look: dict[str, Any] = {"frameon": False, "fontsize": 7.5, "labelcolor": _INK, "alignment": "left"}
-    legends = (
-        figure.legend(handles=by_method, title="method", loc="outside lower left", **look),
-        figure.legend(handles=by_codec, title="codec", loc="outside lower right", ncols=2, **look),
-    )
+    legends = [
+        figure.legend(handles=by_method, title="method", loc="outside lower left", ncols=-(-len(methods) // 8), **look)
+    ]
+    if not one:
+        legends.append(figure.legend(handles=by_codec, title="codec", loc="outside lower right", ncols=2, **look))
     for legend in legends:
         legend.get_title().set(fontsize=7.5, fontweight="bold", color=_INK)
     figure.savefig(path)
@@ -203,7 +213,8 @@ def _panel(
     looks = {
         point: (
             _MARKERS[methods.index(point.method) % len(_MARKERS)],
-            _style(codecs.index(point.codec)) | ({} if point in complete else {"alpha": 0.45}),
+            _style(methods.index(point.method) if len(codecs) == 1 else codecs.index(point.codec))
+            | ({} if point in complete else {"alpha": 0.45}),
         )
         for point in found
     }
@@ -266,9 +277,12 @@ def in_words(settings: dict[str, Any]) -> str:
 
 
 def _style(index: int) -> dict[str, Any]:
-    """Return the look of the codec at this place: full of a colour, or hollow once all colours are taken."""
-    colour = _COLOURS[index % len(_COLOURS)]
-    full = index < len(_COLOURS)
+    """Return the look of the codec at this place: full of a colour, or hollow once all colours are taken.
+
+    Of methods, whose markers come again with the colours, those after two rounds have other colours than before.
+    """
+    colour = _COLOURS[(index + 3 * (index // (2 * len(_COLOURS)))) % len(_COLOURS)]
+    full = index // len(_COLOURS) % 2 == 0
     return {"markerfacecolor": colour if full else "white", "markeredgecolor": colour, "markeredgewidth": 1.2}
 
 
