@@ -17,6 +17,6 @@ def make_model() -> nn.Module:
 
 result = pfedla.run(pfedla.PFedLA(retain=1), make_model, [(data.x[i], data.y[i]) for i in mine], rounds=40)
 print(f"accuracy {result.summary['accuracy_mean']:.3f}, worst client {result.summary['accuracy_worst']:.3f}")
-assert result.alpha is not None  # (rounds, clients, layers, clients)
+assert result.alpha is not None  # (evaluated rounds, clients, layers, clients)
 print("client 3 mixes its last layer from", result.alpha[-1, 3, -1].round(2))
 model = result.model(3)  # a torch module, ready to use

@@ -197,7 +197,12 @@ def groups_table(runs: Sequence[Mapping[str, Any]]) -> str:
     """Return the measures at the end of the runs as a Markdown table: a row per method and layer."""
     even = runs[0]["even"]
     heads = ["weights of", "runs", "layer", *(f"on {words}" for words in PARTS.values())]
-    heads += ["one of the group / one of another", "groups found (ARI)", "95 % of guesses at or below", "runs above"]
+    heads += [
+        "one of the group / one of another",
+        "groups found (ARI)",
+        "chance (95th percentile)",
+        "runs above chance",
+    ]
     rows = [heads, ["---"] * len(heads)]
     for line in overall(runs):
         index = f"{line['index']:.2f}" + (f" ± {line['spread']:.2f}" if line["spread"] is not None else "")
