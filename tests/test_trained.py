@@ -161,6 +161,45 @@ def test_a_clients_model_predicts_by_name(trained: Path, tmp_path: Path) -> None
     assert by_number.stdout == (tmp_path / "predictions.csv").read_text()
 
 
+def test_probabilities_of_all_classes_and_recalls_of_rare_ones(trained: Path, tmp_path: Path) -> None:
+    x = np.repeat([[4.0], [0.0], [4.0], [4.0], [4.0]], 5, 1).astype(np.float32)
+    file = new(tmp_path / "new.npz", x=x, y=np.array([110, 110, 110, 110, 100]))
+    done = invoke("predict", trained, "--client", "site-1", "--input", file, "--probabilities")
+    lines = [line.split(",") for line in done.stdout.splitlines()]
+    assert lines[0] == ["sample", "prediction", "probability", "probability_100", "probability_110"]
+    for line in lines[1:]:
+        assert float(line[3]) + float(line[4]) == pytest.approx(1)
+        assert float(line[2]) == pytest.approx(float(line[3 if line[1] == "100" else 4]), abs=1e-6)
+    assert "accuracy 0.6, " in done.stderr
+    assert "accuracy_balanced 0.375" in done.stderr  # of 0 and 3 / 4
+    assert "recall by class: 100 0 of 1, 110 0.75 of 4" in done.stderr
+
+
+MAKER = """
+from torch import nn
+
+def alone():
+    return nn.Linear(5, 2)
+
+def of(shape, outputs):
+    return nn.Linear(shape[0], outputs)
+"""
+
+
+@pytest.mark.parametrize("maker", ["alone", "of"])
+def test_a_model_is_made_from_nothing_or_from_shape_and_outputs(
+    maker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "makers_of_models.py").write_text(MAKER)
+    monkeypatch.syspath_prepend(tmp_path)
+    x = np.random.default_rng(0).normal(size=(30, 5)).astype(np.float32)
+    clients = [(x, (x[:, 0] > 0).astype(np.int64))] * 2
+    pfedla.run(pfedla.FedAvg(), partial(nn.Linear, 5, 2), clients, rounds=1, workers=0, out=tmp_path / "run")
+    file = new(tmp_path / "new.npz", x=x[:3])
+    done = invoke("predict", tmp_path / "run", "--client", 0, "--input", file, "--model", f"makers_of_models:{maker}")
+    assert (done.exit_code, len(done.stdout.splitlines())) == (0, 4)
+
+
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
@@ -227,6 +266,8 @@ def test_what_is_predicted_is_the_objectives(tmp_path: Path) -> None:
         assert list(found.columns) == columns
         assert found.csv().splitlines()[0] == ",".join(["sample", *columns])
         assert (objective.headline in found.metrics) == (name != "own")
+        with pytest.raises(ConfigError, match="only where a run was trained for classification"):
+            predict(tmp_path / name, 0, x[:3], model=make, probabilities=True)
     assert set(predict(tmp_path / "binary", 0, x, model=partial(nn.Linear, 5, 1)).columns["prediction"]) <= {0, 1}
     with pytest.raises(ConfigError, match="this run's model came from Python"):
         predict(tmp_path / "binary", 0, x)

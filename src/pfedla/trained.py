@@ -10,6 +10,7 @@ import math
 import re
 import warnings
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from pfedla.errors import ConfigError, DataError, RunError
 from pfedla.experiment import load
 from pfedla.modelfile import Description, check_file, save_model
-from pfedla.objective import OBJECTIVES, Objective
+from pfedla.objective import OBJECTIVES, Classification, Objective
 from pfedla.record import RunRecord
 from pfedla.report.clients import client_rows
 from pfedla.training import EVALUATION_BATCH, Samples, are_pixels
@@ -69,6 +70,7 @@ class Predictions(NamedTuple):
 
     columns: dict[str, list[Any]]  # by name, a value for each input
     metrics: dict[str, float]  # if the targets are known, else none
+    recalls: dict[str, tuple[float, int]]  # of each class among known targets, with its number of samples
 
     def csv(self) -> str:
         """Return them as CSV, a line for each input, numbered from 0."""
@@ -80,11 +82,18 @@ class Predictions(NamedTuple):
 
 
 def predict(
-    path: Path | str, client: int | str, x: np.ndarray, y: np.ndarray | None = None, *, model: Any = None
+    path: Path | str,
+    client: int | str,
+    x: np.ndarray,
+    y: np.ndarray | None = None,
+    *,
+    model: Any = None,
+    probabilities: bool = False,
 ) -> Predictions:
     """Return what a client's personalized model says of inputs like those it was trained on, and how well, given `y`.
 
-    `model` makes the module of a run that was started from Python.
+    `model` makes the module of a run that was started from Python. With `probabilities` there is a column for each
+    class. Of known classes there is also the recall, and its mean as `accuracy_balanced`: what rare classes count for.
     """
     result, facts = load(path, model), RunRecord(path).facts()
     module, shape = result.model(client), tuple(facts["shape"])
@@ -100,16 +109,28 @@ def predict(
     except RuntimeError as error:
         raise DataError(f"the model cannot take inputs of type {x.dtype}: {str(error).partition(chr(10))[0]}") from None
     objective = _objective(facts)
+    if probabilities and not isinstance(objective, Classification):
+        raise ConfigError("there are probabilities of classes only where a run was trained for classification")
     if objective is None:
-        return Predictions(_columns({"output": outputs}, []), {})
+        return Predictions(_columns({"output": outputs}, []), {}, {})
     metrics: dict[str, float] = {}
+    recalls: dict[str, tuple[float, int]] = {}
     if targets is not None:
         known = Samples(x, targets).targets
         objective.check(outputs, known)
         ratios = objective.measure(outputs, known)
         means = {name: float(above) / float(below) if below else math.nan for name, (above, below) in ratios.items()}
         metrics = objective.finish(means)
-    return Predictions(_columns(objective.predictions(outputs), classes), metrics)
+        if isinstance(objective, Classification):
+            right = outputs.argmax(1) == known
+            of = {int(place): right[known == place] for place in known.unique()}
+            recalls = {_name(classes, place): (float(own.double().mean()), len(own)) for place, own in of.items()}
+            metrics["accuracy_balanced"] = fmean(recall for recall, _ in recalls.values())
+    columns = _columns(objective.predictions(outputs), classes)
+    if probabilities:
+        shares = outputs.double().softmax(1).T.tolist()
+        columns |= {f"probability_{_name(classes, place)}": share for place, share in enumerate(shares)}
+    return Predictions(columns, metrics, recalls)
 
 
 @torch.inference_mode()

@@ -76,11 +76,12 @@ def clients(run: Path, as_json: bool) -> None:
     "--input", "inputs", required=True, type=_path, metavar="FILE.npz", help="Inputs x; with y they are scored."
 )
 @click.option("-o", "--out", type=_path, metavar="FILE.csv", help="Where to write; standard output by default.")
+@click.option("--probabilities", is_flag=True, help="Add a column with the probability of each class.")
 @_model
-def predict(run: Path, client: str, inputs: Path, out: Path | None, model: str | None) -> None:
+def predict(run: Path, client: str, inputs: Path, out: Path | None, probabilities: bool, model: str | None) -> None:
     """Apply a client's model from the run in folder RUN to new inputs."""
     x, y = load_inputs(inputs)
-    found = predict_with(run, _whose(run, client), x, y, model=_maker(run, model))
+    found = predict_with(run, _whose(run, client), x, y, model=_maker(run, model), probabilities=probabilities)
     if out is None:
         sys.stdout.write(found.csv())
     else:
@@ -93,6 +94,9 @@ def predict(run: Path, client: str, inputs: Path, out: Path | None, model: str |
         _tell(
             "by the targets in the file: " + ", ".join(f"{name} {value:.4g}" for name, value in found.metrics.items())
         )
+    if found.recalls:
+        each = (f"{name} {recall:.4g} of {count}" for name, (recall, count) in found.recalls.items())
+        _tell(f"recall by class: {', '.join(each)}")
 
 
 @click.command()
