@@ -430,7 +430,7 @@ def test_what_the_pages_say_of_pfedla_x_in_the_papers_columns() -> None:
     says("docs/paper.md", f"Told the class frequencies {text} the same in the other three.")
     text = f"{-behind:.1f} behind FedAvg on FashionMNIST, non-IID_2, where pFedLA is {fedavg - pfedla:.1f} behind"
     says("docs/paper.md", text)
-    text = f"it falls behind FedAvg by {fedavg - pfedla:.1f} points after 200 rounds. Our own `pfedla-x`"
+    text = f"it falls behind FedAvg by {fedavg - pfedla:.1f} points after 200 rounds with the printed step. Our own"
     says("README.md", text)
     says("README.md", f"is {-behind:.1f} behind there (one seed)")
     assert max(others, key=lambda row: float(row["accuracy_mean"]))["label"] == "fedavg"

@@ -13,8 +13,10 @@ from pfedla.errors import ConfigError
 
 pytest.importorskip("flwr")
 import httpx
+import uvicorn
+from uvicorn.server import ServerState
 
-from pfedla.flower.gate import gate
+from pfedla.flower.gate import Prompt, gate
 
 
 def knock(
@@ -98,6 +100,35 @@ def test_a_request_that_stalls_is_given_up(monkeypatch: pytest.MonkeyPatch) -> N
     answer = httpx.Response(200, stream=httpx.ByteStream(b""))
     found, seen = knock("POST", "/v1/fleet/push-object", answer, content=body())
     assert (found.status_code, seen) == (503, [])
+
+
+@pytest.mark.parametrize("said", [b"", b"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: x"])
+def test_who_says_nothing_or_does_not_finish_is_shown_out(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pfedla.flower.gate.STALL", 0.2)
+    whole = b"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
+
+    async def superlink(_: httpx.Request) -> httpx.Response:
+        await asyncio.sleep(0.6)  # an answer may take longer
+        return httpx.Response(200, content=b"a message")
+
+    async def talk() -> tuple[bytes, bytes]:
+        app = gate("https://127.0.0.1:8001", transport=httpx.MockTransport(superlink))
+        config = uvicorn.Config(app, http=Prompt, ws="none", lifespan="off", log_level="warning")
+        config.load()
+        loop, state = asyncio.get_running_loop(), ServerState()
+        server = await loop.create_server(lambda: Prompt(config, state, {}), "127.0.0.1", 0)
+        async with server:
+            found = []
+            for words in (said, whole):
+                reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+                writer.write(words)
+                found.append(await asyncio.wait_for(reader.read(200), 10))
+                writer.close()
+        return found[0], found[1]
+
+    nothing, answer = asyncio.run(talk())
+    assert nothing == b""
+    assert answer.startswith(b"HTTP/1.1 200 OK")
 
 
 def test_a_request_that_is_too_long_is_refused_before_it_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import uvicorn
@@ -21,10 +22,11 @@ from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pfedla.errors import ConfigError
 
-__all__ = ["gate", "keep_gate"]
+__all__ = ["Prompt", "gate", "keep_gate"]
 
 FLEET = "/v1/fleet/"
 HOP = {"connection", "host", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
@@ -35,7 +37,7 @@ CLAIMS = (
 )  # whom a request is said to come from: the SuperLink would believe it
 OURS = HOP | {"date", "server"}  # headers of an answer that the gate writes itself
 PATIENCE = 120.0  # seconds that the SuperLink may take to answer
-STALL = 30.0  # seconds between two pieces of a request
+STALL = 30.0  # seconds between two pieces of a request, or without one
 MOST = 1000  # connections at a time
 LONGEST = 2**25  # bytes of a request, which the SuperLink reads before it asks who sent it; Flower's pieces have 5 MiB
 
@@ -112,8 +114,41 @@ async def _pieces(request: Request) -> AsyncIterator[bytes]:
         yield piece
 
 
+class Prompt(H11Protocol):
+    """A connection that is closed if nobody asks for anything, or a request's head stays unfinished, for `STALL`."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for a request."""
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        """Take a piece of a request; wait for the rest of its head."""
+        super().data_received(data)
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait for nothing any more."""
+        super().connection_lost(exc)
+        if self._late is not None:
+            self._late.cancel()
+
+    def _wait(self) -> None:
+        cycle: Any = self.cycle  # None before the first request
+        idle = cycle is None or cycle.response_complete
+        if not idle and self._late is not None:
+            self._late.cancel()
+            self._late = None
+        elif idle and self._late is None:
+            self._late = self.loop.call_later(STALL, self.transport.close)
+
+
 def keep_gate(host: str, port: int, superlink: str, certificate: Path, key: Path, authority: Path) -> None:
     """Keep the gate until it is stopped. The SuperLink must prove itself to it, as to a site, by the authority."""
+    if "/" in superlink:
+        raise ConfigError(f"the SuperLink's address is a name or number and a port, 127.0.0.1:8001, not {superlink!r}")
     for path in (certificate, key, authority):
         if not path.is_file():
             raise ConfigError(f"there is no file {path}: give the command in the deployment's server/ folder")
@@ -124,6 +159,8 @@ def keep_gate(host: str, port: int, superlink: str, certificate: Path, key: Path
             app,
             host,
             port,
+            http=Prompt,
+            ws="none",
             log_level="warning",
             ssl_certfile=str(certificate),
             ssl_keyfile=str(key),
