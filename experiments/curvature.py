@@ -11,24 +11,17 @@ iteration), and the accuracy (%) of w_i on test data before and after the step o
 
 from __future__ import annotations
 
-import argparse
 import sys
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from experiments.by_hand import arguments_of, started
 from pfedla.algorithms import PerFedAvg
-from pfedla.comparison import parse_variant
-from pfedla.config import Experiment, merge, read_tables
 from pfedla.engine import FlatModel
-from pfedla.experiment import federation_of, prepare
 from pfedla.fleet import SimulatedFleet
-from pfedla.inspection import Inspector
-from pfedla.ledger import Ledger
-from pfedla.pool import local_pool
 from pfedla.randomness import stream
-from pfedla.rounds import Server, run_round
+from pfedla.rounds import run_round
 from pfedla.training import ClientData, Samples, score
 
 __all__ = ["largest_curvature", "main"]
@@ -58,26 +51,13 @@ def largest_curvature(model: FlatModel, samples: Samples) -> float:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the method and print a line every few rounds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", type=Path)
+    parser = arguments_of(__doc__)
     parser.add_argument("method", help="such as per-fedavg,variant=hf,alpha=0.001")
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--every", type=int, default=10)
-    parser.add_argument("--data-dir")
     given = parser.parse_args(arguments)
-    machine = {"machine": {"data_dir": given.data_dir, "workers": 0}} if given.data_dir else {}
-    tables = merge(merge(read_tables(given.config), parse_variant(given.method).changes), machine)
-    experiment = Experiment.from_tables(tables)
-    federation = federation_of(experiment)
-    setting = prepare(experiment, federation)
+    setting, federation, server, fleet, model = started(given.config, given.method, given.data_dir)
     n, method = len(federation.data), setting.algorithm
     if not isinstance(method, PerFedAvg):
         raise SystemExit("the method must be per-fedavg, with settings of its own if you like")
-    model = FlatModel(setting.template, setting.spec, setting.objective)
-    first = setting.spec.read(setting.template)
-    state = method.init(first, n, stream(setting.seed, "init"))
-    server = Server(state, Ledger(setting.spec.names), inspector=Inspector(setting.spec))
-    fleet = SimulatedFleet(setting, federation.data, local_pool(setting, federation.data, 0))
     sys.stdout.write(
         "| round | curvature, mean | largest | accuracy before the step | after it |\n|---|---|---|---|---|\n"
     )

@@ -11,23 +11,15 @@ and of the served model, on the fold that is about to judge and on the client's 
 
 from __future__ import annotations
 
-import argparse
 import sys
-from pathlib import Path
 
 import numpy as np
 import torch
 
+from experiments.by_hand import arguments_of, started
 from pfedla.algorithms import PFedLAX
-from pfedla.comparison import parse_variant
-from pfedla.config import Experiment, merge, read_tables
 from pfedla.engine import FlatModel
-from pfedla.experiment import federation_of, prepare
-from pfedla.fleet import SimulatedFleet
-from pfedla.ledger import Ledger
-from pfedla.pool import local_pool
-from pfedla.randomness import stream
-from pfedla.rounds import Server, run_round
+from pfedla.rounds import run_round
 from pfedla.training import ClientData, Task, score
 from pfedla.wire import Payload
 
@@ -38,25 +30,12 @@ MODELS = ("own", "mixture", "served")
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the method and print a line every few rounds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", type=Path)
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--every", type=int, default=10)
-    parser.add_argument("--data-dir")
-    given = parser.parse_args(arguments)
-    machine = {"machine": {"data_dir": given.data_dir, "workers": 0}} if given.data_dir else {}
-    tables = merge(merge(read_tables(given.config), parse_variant("pfedla-x").changes), machine)
-    experiment = Experiment.from_tables(tables)
-    federation = federation_of(experiment)
-    setting = prepare(experiment, federation)
+    given = arguments_of(__doc__).parse_args(arguments)
+    setting, federation, server, fleet, model = started(given.config, "pfedla-x", given.data_dir)
     n, method = len(federation.data), setting.algorithm
     assert isinstance(method, PFedLAX)
     if given.every % method.hold:
         raise SystemExit(f"--every must be a multiple of {method.hold}: then a fold's rounds are over")
-    model = FlatModel(setting.template, setting.spec, setting.objective)
-    state = method.init(setting.spec.read(setting.template), n, stream(setting.seed, "init"))
-    server = Server(state, Ledger(setting.spec.names))
-    fleet = SimulatedFleet(setting, federation.data, local_pool(setting, federation.data, 0))
     heads = [f"{name}, {on}" for name in MODELS for on in ("fold", "test")]
     sys.stdout.write(f"| round | {' | '.join(heads)} |\n|{'---|' * (1 + len(heads))}\n")
     for t in range(1, given.rounds + 1):
