@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pfedla.algorithm import Algorithm
-from pfedla.algorithms import FedAvg, FedFomo, Local, PFedLA, PFedLAX, Scaffold
+from pfedla.algorithms import FedAvg, FedFomo, HeurPFedLA, Local, PFedLA, PFedLAX, Scaffold
 from pfedla.client import Setting
 from pfedla.codec import Codec, Coding
 from pfedla.fleet import Answers, Judge, SimulatedFleet
@@ -281,6 +281,20 @@ def test_what_a_method_needs_beside_layers_is_asked_of_one_client_alone(method: 
         values = {key: value for key, value in upload.values.items() if key != name}
         bad = upload._replace(layers=layers, values=values)
         assert Inspector(made.spec).judge(made.algorithm, {0: bad}).refused == {0: f"it lacks {name}"}
+
+
+def test_a_variance_that_falls_from_another_start_is_not_refused() -> None:
+    """What pFedLA-X starts from, or a retained layer, the server does not send: a change may be larger than that."""
+    low = torch.full((1, 6), 0.1)
+    for method in (PFedLAX(), HeurPFedLA(retain=3)):
+        made = setting(method)
+        own = made.enroll().own
+        sent = made.algorithm.download(server_of(made, 3).state, torch.tensor([0]))
+        _, upload = made.algorithm.train(own, sent, task_of(made, [0]))
+        assert upload.layers["bn#stats"].shape == low.shape
+        upload.layers["bn#stats"].fill_(-0.5)
+        small = sent._replace(layers=sent.layers | {"bn#stats": low})
+        assert not Inspector(made.spec).judge(made.algorithm, {0: upload}, got={0: small}.get).refused
 
 
 def test_nothing_sent_is_nothing_to_refuse() -> None:

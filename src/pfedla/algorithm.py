@@ -149,6 +149,11 @@ class Algorithm(Settings, ABC, Generic[State]):
         return self.shares(layer)
 
     @property
+    def starts_from_received(self) -> bool:
+        """Whether training starts from what was received, as by default: then the server knows where a change leads."""
+        return type(self).train is Algorithm.train
+
+    @property
     def uploads_beside(self) -> tuple[str, ...]:
         """The values, and kinds of entries, that clients send up beside changes, statistics and examples."""
         return ()

@@ -153,18 +153,17 @@ class Inspector:
         return None
 
     def _impossible(self, algorithm: Algorithm[Any], upload: Payload, got: Callable[[], Payload | None]) -> str | None:
-        """Return which running variance would be negative, where it is known what a change started from."""
+        """Return which running variance would be negative, where the server knows what a change started from."""
         found = {key: slots for key in upload.layers if kind_of(key) == STATS and (slots := self._variances(key))}
-        before = got() if found and algorithm.uploads_changes else None
+        if not found or not algorithm.starts_from_received or (before := got()) is None:
+            return None
+        received = {name for name, yes in zip(before.names, before.sent[0].tolist(), strict=True) if yes}
         for key, slots in found.items():
-            after = upload.layers[key]
-            if algorithm.uploads_changes:
-                if before is None or key not in before.layers:
-                    continue
-                after = after + before.layers[key]
-            for slot in slots:
-                if float(after[0, slot.start : slot.stop].min()) < -ROUNDING:
-                    return f"{slot.name} would be negative"
+            if layer_of(key) in received:
+                after = before.layers[key][0] + upload.layers[key][0]
+                for slot in slots:
+                    if float(after[slot.start : slot.stop].min()) < -ROUNDING:
+                        return f"{slot.name} would be negative"
         return None
 
     def _variances(self, key: str) -> list[Slot]:

@@ -128,6 +128,7 @@ class Hypernetworks(Algorithm[State]):
     embedding: Count = 100
     hidden: Count = 100
     renews_statistics: ClassVar[bool] = True
+    starts_from_received: ClassVar[bool] = True
 
     @property
     def uploads_beside(self) -> tuple[str, ...]:
