@@ -523,6 +523,34 @@ def test_what_the_page_says_of_what_a_fold_knows() -> None:
         says("docs/pfedla-x.md", f"| {name} | {' | '.join(found[column])} |")
 
 
+def test_what_the_page_says_of_200_rounds() -> None:
+    page, (one, two) = "docs/pfedla-x.md", ("cifar10-non-iid-2", "fashion-mnist-non-iid-2")
+    methods = ("pfedla-x", "fedavg-ft", "pfedla")
+
+    def later(column: str, method: str) -> list[float]:
+        pairs = zip(percent(f"x-200-{column}", method), percent(f"seeds-{column}", method), strict=True)
+        return [after - before for after, before in pairs]
+
+    assert all(row["commit"].startswith("a3a1f08") for column in (one, two) for row in rows(f"x-200-{column}"))
+    falls = [later(one, method) for method in methods]
+    assert max(map(fmean, falls)) < 0
+    text = "it falls by {} points from round 60 to round 200, `fedavg-ft` by {} and pFedLA by {}."
+    says(page, text.format(*map(spread, falls)))
+    behind = [apart_by_seed(f"x-200-{one}", "pfedla-x", other) for other in methods[1:]]
+    assert max(map(fmean, behind)) < 0
+    says(page, "last of the three, {} and {} points below them".format(*map(spread, behind)))
+    best = {row["best_round"] for row in rows(f"x-200-{one}") if row["label"] == "pfedla-x"}
+    assert best == {20, 40}
+    rises = [later(two, method) for method in methods[:2]]
+    near_to = apart_by_seed(f"x-200-{two}", "pfedla-x", "fedavg-ft")
+    assert min(map(fmean, rises)) > 0
+    text = "by {} and {} points, to within {} points of each other".format(*map(spread, rises), spread(near_to))
+    says(page, text)
+    fall, ahead = later(two, "pfedla"), apart_by_seed(f"x-200-{two}", "pfedla-x", "pfedla")
+    assert fmean(fall) < 0 < fmean(ahead)
+    says(page, f"falls by {spread(fall)}, and is {spread(ahead)} below pFedLA-X in the end")
+
+
 def test_what_the_page_says_of_drop_outs() -> None:
     page, columns = "docs/pfedla-x.md", ("cifar10-non-iid-1", "fashion-mnist-non-iid-2")
     files = [f"drop-outs-{column}" for column in columns]
