@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -85,14 +84,6 @@ class Samples:
     def parts(self) -> tuple[np.ndarray, np.ndarray, bool]:
         """Return its memory as it is, for `of_parts` in another process."""
         return self._x.numpy(), self._y.numpy(), self._image
-
-    def checksum(self) -> str:
-        """Return a checksum of all inputs and targets, in their order."""
-        found = hashlib.sha256()
-        for part in self.parts()[:2]:
-            found.update(f"{part.dtype} {part.shape}".encode())
-            found.update(part.data)
-        return found.hexdigest()
 
     @classmethod
     def of_parts(cls, x: np.ndarray, y: np.ndarray, image: bool) -> Samples:

@@ -22,6 +22,7 @@ from pfedla.flower.roster import digest, first_values, outline
 from pfedla.flower.vault import Vault, durably
 from pfedla.layers import Layers
 from pfedla.models import check_model
+from pfedla.tensorfile import checksum
 from pfedla.training import ClientData
 from pfedla.version import __version__
 from pfedla.wire import EXAMPLES, decode, encode
@@ -142,7 +143,8 @@ class Site:
 
     def _play(self, kind: str, asked: Order, sent: bytes) -> RecordDict:
         """Do a job with the one-client runtime."""
-        Vault(self.state, asked.run, self.name).hold_to(self.data.test.checksum())
+        targets = self.data.test.targets  # inputs may be augmented anew each time they are read
+        Vault(self.state, asked.run, self.name).hold_to(f"{len(targets)} targets, {checksum(targets):08x}")
         kept = self._kept(asked)
         runtime = Runtime(self.setting, {asked.client: self.data})
         job = Job(kind, asked.client, asked.t, kept, decode(sent, self.setting.spec.names))  # type: ignore[arg-type]

@@ -110,7 +110,7 @@ class Vault:
             raise RunError("its state folder is another site's: every site needs one of its own")
 
     def hold_to(self, tested_on: str) -> None:
-        """Write down the checksum of the site's test samples at its first message of the run; refuse others later."""
+        """Write down what tells the site's test samples at its first message of the run; refuse others later."""
         path = self.folder / TESTED
         try:
             self.claim()
