@@ -260,10 +260,7 @@ pfedla deploy check . --site NAME
 At the end the site's model is in `state/model.safetensors`. In that folder, with `model` what your `model()` returns:
 
 ```python
-from safetensors.torch import load_file
-
-model.load_state_dict(load_file("state/model.safetensors"))
-model.eval()  # batch norm and dropout predict as they should
+from safetensors.torch import load_file; model.load_state_dict(load_file("state/model.safetensors")); model.eval()
 ```
 
 It takes inputs as it was trained on: images of bytes (uint8) were scaled, `x / 127.5 - 1`, everything else was not.
