@@ -778,15 +778,20 @@ def test_what_the_page_says_of_groups_on_cifar_10() -> None:
         assert {len(percent(name, label)) for label in order} == {3}
 
 
-def test_what_the_page_says_of_the_controls() -> None:
-    page = "docs/where-clients-differ.md"
-    lines = {
+def controls(label: str) -> dict[tuple[str, str, str], dict[str, Any]]:
+    """Return what a method's weights say where both or nothing differ, by data set, shift and layer."""
+    return {
         (name, shift, line["layer"]): line
         for name in ("fashion-mnist", "cifar10")
         for shift in ("both", "none")
         for line in overall(rows(f"where-{name}-{shift}"))
-        if line["label"] == "pfedla-x"
+        if line["label"] == label
     }
+
+
+def test_what_the_page_says_of_the_controls() -> None:
+    page = "docs/where-clients-differ.md"
+    lines = controls("pfedla-x")
     assert {line["runs"] for line in lines.values()} == {3}
     none = {key: line for key, line in lines.items() if key[1] == "none"}
     first = none.pop(("cifar10", "none", "conv1"))
@@ -807,14 +812,7 @@ def test_what_the_page_says_of_the_controls() -> None:
         for layer in ("conv1", "fc3"):
             assert lines[name, "both", layer]["pair"] > 1.4
             assert lines[name, "both", layer]["index"] > 4 * lines[name, "both", layer]["chance"]
-    printed = "pfedla,hyper_optimizer=sgd,hyper_lr=1"
-    theirs = {
-        (name, shift, line["layer"]): line
-        for name in ("fashion-mnist", "cifar10")
-        for shift in ("both", "none")
-        for line in overall(rows(f"where-{name}-{shift}"))
-        if line["label"] == printed
-    }
+    theirs = controls("pfedla,hyper_optimizer=sgd,hyper_lr=1")
     none = {key: line for key, line in theirs.items() if key[1] == "none"}
     assert (len(none), {line["above"] for line in none.values()}) == (12, {0})
     assert {line["runs"] for line in theirs.values()} == {3}
